@@ -1,0 +1,64 @@
+# The verbs of this repository. `make` alone lists them.
+
+PYTHON ?= python3
+BIN := .venv/bin
+DATA_DIR ?= ./data
+ROWS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test check test-faults bench openapi migration demo lock clean
+
+help:  ## list the verbs
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+# Two stamps, so that `make run` on a fresh machine installs what the service needs and nothing more.
+.venv/.run: requirements.lock pyproject.toml
+	@test -d .venv || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.venv/.dev: requirements-dev.lock .venv/.run
+	$(BIN)/pip install --quiet --require-hashes -r requirements-dev.lock
+	@touch $@
+
+setup: .venv/.dev  ## make .venv with everything that running, testing and measuring needs
+
+run: .venv/.run  ## start the service on 127.0.0.1:8080; topics are made as they are used, data is kept in ./data
+	$(BIN)/escrowmq serve --dev --data-dir $(DATA_DIR)
+
+test: .venv/.dev  ## the everyday tests
+	$(BIN)/pytest -n auto -m "not faults"
+
+check: .venv/.dev  ## format, lint, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test-faults: .venv/.dev  ## power cuts, kills, failing disks (FAULTS=ci or FAULTS=full)
+	FAULTS=$(or $(FAULTS),ci) $(BIN)/pytest -n auto -m faults
+
+bench: .venv/.dev  ## measure, each figure beside its limit in the same run
+	$(BIN)/python -m benchmarks
+
+openapi: .venv/.run  ## write openapi/openapi.json anew
+	$(BIN)/escrowmq openapi --out openapi/openapi.json
+
+migration: .venv/.run  ## a new migration of the registry: make migration name="..."
+	@mkdir -p build && rm -f build/scratch.db
+	$(BIN)/alembic -x url=sqlite:///build/scratch.db upgrade head
+	$(BIN)/alembic -x url=sqlite:///build/scratch.db revision --autogenerate -m "$(name)" \
+		--rev-id $$(printf %04d $$(($$(ls alembic/versions/*.py 2>/dev/null | wc -l) + 1)))
+
+demo: .venv/.dev  ## every flight out of New York in 2013 as a transaction, with crashes (ROWS=5000 for fewer)
+	$(BIN)/python -m examples.flights $(if $(ROWS),--rows $(ROWS))
+
+LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
+
+lock: .venv/.dev  ## pin the dependencies of pyproject.toml anew
+	$(LOCK) pyproject.toml --group build --group dev -o requirements-dev.lock
+	$(LOCK) pyproject.toml --group build -c requirements-dev.lock -o requirements.lock
+
+clean:  ## remove what was built; ./data stays
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""The door: HTTP, JSON, the SQL registry, settings, wiring."""

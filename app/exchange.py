@@ -1,0 +1,53 @@
+"""One request and its answer as plain values, so that a handler serves every lane: ASGI today, a fast lane tomorrow."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from app import codec
+from app.problems import Refusal, invalid_field
+
+T = TypeVar("T")
+
+_VISIBLE_ASCII = frozenset(map(chr, range(0x21, 0x7F)))
+
+
+class Call(NamedTuple):
+    """What a handler is given. Header names are in lower case."""
+
+    body: bytes
+    headers: Mapping[str, str]
+    query: Mapping[str, str]
+    path: str
+
+    def decode(self, decoder: "msgspec.json.Decoder[T]") -> T:
+        """The JSON body. A body that may be left out is an empty object then."""
+        content_type = self.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        if content_type != "application/json" and self.body:
+            raise Refusal("unsupported_media_type", f"the route takes application/json, not {content_type[:100]}")
+        return codec.decode(decoder.decode, self.body or b"{}")
+
+    def parameters(self, kind: type[T]) -> T:
+        """The query as the struct; unknown parameters are refused like unknown fields."""
+        return codec.convert(dict(self.query), kind, pointer="/query")
+
+    @property
+    def idempotency_key(self) -> str | None:
+        key = self.headers.get("idempotency-key")
+        if key is not None and (not 1 <= len(key) <= 255 or not _VISIBLE_ASCII.issuperset(key)):
+            raise invalid_field("/headers/idempotency-key", "invalid_format", "must be 1 to 255 visible ASCII characters")
+        return key
+
+
+class Reply(NamedTuple):
+    """What it answers."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str] = {}
+    media_type: str = "application/json"
+
+
+def reply(status: int, body: Any, headers: Mapping[str, str] | None = None) -> Reply:
+    return Reply(status, codec.encode(body), headers or {})

@@ -1,0 +1,1 @@
+"""Consumer groups: where each of them continues."""

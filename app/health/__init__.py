@@ -1,0 +1,1 @@
+"""Probes, metrics, the documents that the service serves about itself."""

@@ -1,0 +1,111 @@
+"""Probes, metrics, the OpenAPI documents, a page for each problem code. Open without a key."""
+
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import HTMLResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.staticfiles import StaticFiles
+
+from app import codec, openapi
+from app.problems import PROBLEMS, Refusal
+
+router = APIRouter(include_in_schema=False)
+
+# Swagger UI comes with a package, so that the page works on a machine without internet.
+ASSETS = StaticFiles(directory=str(files("fastapi_offline").joinpath("static")))
+
+
+def _json(status: int, body: Any) -> Response:
+    return Response(codec.encode(body), status, media_type="application/json")
+
+
+@router.get("/livez")
+async def livez() -> Response:
+    """The process answers; during recovery too."""
+    return _json(200, {"live": True})
+
+
+@router.get("/readyz")
+async def readyz(request: Request) -> Response:
+    """Can it serve? If not, why, and how far it has come."""
+    wiring = request.app.state.wiring
+    phase = wiring.phase.value
+    if phase == "ready":
+        errors = wiring.ticker_errors()
+        checks = {
+            "store_writable": "ok",
+            "checkback": errors.get("checkback", "ok"),
+            "snapshots": errors.get("snapshots", "ok"),
+        }
+        return _json(200, {"ready": True, "checks": checks})
+    walked, to_walk = wiring.progress
+    code = "recovering" if phase == "starting" else "shutting_down" if phase == "stopping" else "storage_failed"
+    context = {"phase": phase}
+    if phase == "starting":
+        context |= {"walked_bytes": str(walked), "bytes_to_walk": str(to_walk)}
+    raise Refusal(code, context=context, headers={"Retry-After": "1"})
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """For Prometheus."""
+    return Response(generate_latest(request.app.state.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/openapi.json")
+async def openapi_3_1(request: Request) -> Response:
+    """The OpenAPI document, version 3.1."""
+    return _json(200, request.app.openapi())
+
+
+@router.get("/openapi-3.0.json")
+async def openapi_3_0(request: Request) -> Response:
+    """The same for tools that know version 3.0 only."""
+    return _json(200, openapi.document_3_0(request.app.openapi()))
+
+
+@router.get("/docs")
+async def docs(request: Request) -> HTMLResponse:
+    """Every operation, to look at and to try."""
+    return get_swagger_ui_html(
+        openapi_url="/openapi.json",
+        title=f"{request.app.title} API",
+        swagger_js_url="/docs/assets/swagger-ui-bundle.js",
+        swagger_css_url="/docs/assets/swagger-ui.css",
+        swagger_favicon_url="/docs/assets/favicon.png",
+    )
+
+
+@router.get("/problems")
+async def problem_list() -> HTMLResponse:
+    """Every problem code."""
+    rows = "".join(
+        f'<tr><td>{kind.status}</td><td><a href="/problems/{code}">{code}</a></td><td>{escape(kind.title)}</td></tr>'
+        for code, kind in sorted(PROBLEMS.items(), key=lambda row: (row[1].status, row[0]))
+    )
+    return _page("Problem codes", f"<table>{rows}</table>")
+
+
+@router.get("/problems/{code}")
+async def problem(code: str) -> HTMLResponse:
+    """What a problem code means and what to do."""
+    kind = PROBLEMS.get(code)
+    if kind is None:
+        raise Refusal("route_not_found", f"there is no problem code {code[:100]}")
+    again = "The same request may succeed later." if kind.retryable else "The same request will be refused again."
+    return _page(
+        f"{kind.title} ({kind.status})",
+        f"<p><code>{code}</code></p><h2>Cause</h2><p>{escape(kind.cause)}</p>"
+        f"<h2>What to do</h2><p>{escape(kind.remedy)}</p><h2>Is it safe to repeat?</h2><p>{again}</p>"
+        '<p><a href="/problems">All problem codes</a></p>',
+    )
+
+
+def _page(title: str, body: str) -> HTMLResponse:
+    style = "body{font:16px/1.5 system-ui;max-width:44rem;margin:3rem auto;padding:0 1rem}td{padding:.2rem .8rem .2rem 0}"
+    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{style}</style>'
+    return HTMLResponse(f"{head}<h1>{escape(title)}</h1>{body}</html>")

@@ -1,0 +1,1 @@
+"""Sending messages, and pulling them by offset."""

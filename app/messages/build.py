@@ -1,0 +1,167 @@
+"""From what a client sent to a message for the store: one payload form, every rule of names, sizes and characters."""
+
+import binascii
+import re
+from collections.abc import Iterable
+
+from msgspec import UNSET
+
+from app import codec
+from app.messages.schemas import MessageInput
+from app.problems import FieldError, Refusal, invalid_field
+from app.registry.topics import MessageType, Topic
+from storage.errors import MessageTooLarge, NotSupportedByEngine, UnknownQueue, UnsupportedCombination
+from storage.formats import properties
+from storage.message import ORDERING_KEY, Message, QueueId, queue_for
+
+MAX_FIELD_BYTES = 255
+MAX_PROPERTIES_BYTES = 16 << 10
+JSON = "application/json"
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_CONTROL_OR_SPACE = re.compile(r"[\x00-\x20\x7f-\x9f]")
+_PROPERTY_NAME = re.compile(r"[A-Za-z0-9_.-]{1,127}")
+
+
+def build(
+    given: MessageInput,
+    topic: Topic,
+    *,
+    message_id: str,
+    now_ms: int,
+    raw_body: bytes | None = None,
+    pointer: str = "",
+    depth: int = 1,
+    transactional: bool = False,
+) -> Message:
+    """`raw_body`: the body, where it does not stand in a field. `pointer` and `depth`: where in the request the message stands,
+    and how deep.
+
+    Raises Refusal, MessageTooLarge, UnsupportedCombination, UnknownQueue, NotSupportedByEngine.
+    """
+    body, content_type = _body(given, pointer, depth) if raw_body is None else (raw_body, _content_type(given, pointer))
+    limit_bytes = topic.settings.max_message_bytes
+    if len(body) > limit_bytes:
+        raise MessageTooLarge(
+            f"the body has {len(body)} bytes, topic {topic.name} allows {limit_bytes}", limit_bytes=limit_bytes
+        )
+    system = {}
+    if given.ordering_key is not UNSET:
+        system[ORDERING_KEY] = _text(given.ordering_key, f"{pointer}/ordering_key")
+    if content_type is not None:
+        system[properties.CONTENT_TYPE] = content_type
+    key = None if given.key is UNSET else _text(given.key, f"{pointer}/key", spaces=False)
+    tag = None if given.tag is UNSET else _text(given.tag, f"{pointer}/tag", spaces=False)
+    if tag is not None and "|" in tag:
+        raise invalid_field(f"{pointer}/tag", "invalid_format", "a tag has no |")
+    own = {} if given.properties is UNSET else _properties(given.properties, f"{pointer}/properties")
+    if own:
+        _check_total(key, tag, given.ordering_key or None, own, f"{pointer}/properties")
+    _check_delay(given, now_ms, pointer)
+    _check_type(topic, "transactional" if transactional else "fifo" if ORDERING_KEY in system else "normal")
+    return Message(
+        queue=_queue(given, topic, pointer),
+        message_id=message_id,
+        body=body,
+        born_at_ms=now_ms,
+        key=key,
+        tag=tag,
+        properties=own,
+        system=system,
+    )
+
+
+def _body(given: MessageInput, pointer: str, depth: int) -> tuple[bytes, str | None]:
+    """(the bytes to keep, their content type)."""
+    content_type = _content_type(given, pointer)
+    if given.json is not UNSET:
+        if given.payload is not UNSET:
+            raise invalid_field(f"{pointer}/payload", "not_allowed", "a message has a payload or json, not both")
+        if content_type is not None and content_type != JSON:
+            raise invalid_field(f"{pointer}/content_type", "not_allowed", f"the content type of json is {JSON}")
+        if given.payload_encoding != "utf8":
+            raise invalid_field(f"{pointer}/payload_encoding", "not_allowed", "payload_encoding goes with payload")
+        return codec.compact(given.json, depth=depth), JSON
+    if given.payload is UNSET:
+        raise invalid_field(f"{pointer}/payload", "missing", "a message has a payload or json")
+    if given.payload_encoding == "utf8":
+        return given.payload.encode("utf-8"), content_type
+    try:
+        return binascii.a2b_base64(given.payload, strict_mode=True), content_type
+    except ValueError as error:
+        raise invalid_field(f"{pointer}/payload", "invalid_format", f"the payload is not base64: {error}") from None
+
+
+def _content_type(given: MessageInput, pointer: str) -> str | None:
+    return None if given.content_type is UNSET else _text(given.content_type, f"{pointer}/content_type")
+
+
+def _text(value: str, pointer: str, *, spaces: bool = True) -> str:
+    if (_CONTROL if spaces else _CONTROL_OR_SPACE).search(value):
+        what = "control characters" if spaces else "spaces or control characters"
+        raise invalid_field(pointer, "invalid_format", f"must be without {what}")
+    if len(value) > 63 and len(value.encode("utf-8")) > MAX_FIELD_BYTES:  # one character is at most four bytes
+        raise invalid_field(pointer, "out_of_range", f"must be at most {MAX_FIELD_BYTES} bytes of UTF-8")
+    return value
+
+
+def check_text(value: str, pointer: str, *, spaces: bool = True) -> str:
+    """A text of the API that is stored as a property: at most 255 bytes, no control characters. Raises Refusal."""
+    return _text(value, pointer, spaces=spaces)
+
+
+def _properties(given: dict[str, str], pointer: str) -> dict[str, str]:
+    for name, value in given.items():
+        place = f"{pointer}/{name.replace('~', '~0').replace('/', '~1')[:200]}"
+        if not _PROPERTY_NAME.fullmatch(name):
+            raise invalid_field(place, "invalid_format", "a property name is 1 to 127 letters, digits, '_', '.' or '-'")
+        if properties.is_reserved(name):
+            raise invalid_field(place, "not_allowed", "the property name is reserved")
+        if _CONTROL.search(value):
+            raise invalid_field(place, "invalid_format", "must be without control characters")
+    return given
+
+
+def _check_total(key: str | None, tag: str | None, ordering_key: str | None, own: dict[str, str], pointer: str) -> None:
+    texts: Iterable[str] = (key or "", tag or "", ordering_key or "", *own.keys(), *own.values())
+    total = sum(len(text.encode("utf-8")) for text in texts)
+    if total > MAX_PROPERTIES_BYTES:
+        detail = f"properties, key, tag and ordering key take {total} bytes together, {MAX_PROPERTIES_BYTES} are allowed"
+        raise invalid_field(pointer, "out_of_range", detail)
+
+
+def _check_delay(given: MessageInput, now_ms: int, pointer: str) -> None:
+    """Delivery at once is all there is for now; a delay of nothing, and a time that is past, are that."""
+    named = [name for name in ("delay_ms", "deliver_at", "delay_level") if getattr(given, name) is not UNSET]
+    if not named:
+        return
+    if len(named) > 1:
+        errors = [FieldError(f"{pointer}/{name}", "not_allowed", f"only one of {', '.join(named)}") for name in named]
+        raise Refusal("validation_failed", "a message has one delay at most", errors=errors)
+    if given.deliver_at is not UNSET:
+        is_due = codec.parse_time(given.deliver_at, f"{pointer}/deliver_at") <= now_ms
+    else:
+        is_due = given.delay_ms == 0
+    if not is_due:
+        raise NotSupportedByEngine("delayed delivery is not offered by this release")
+
+
+def _check_type(topic: Topic, kind: MessageType) -> None:
+    allowed = topic.settings.message_types
+    if kind not in allowed:
+        raise UnsupportedCombination(f"topic {topic.name} takes {', '.join(allowed)} messages, not {kind}")
+
+
+def _queue(given: MessageInput, topic: Topic, pointer: str) -> QueueId:
+    count = topic.settings.queues
+    if given.queue_id is not UNSET:
+        if given.queue_id >= count:
+            raise UnknownQueue(f"topic {topic.name} has queues 0 to {count - 1}, there is no queue {given.queue_id}")
+        number = given.queue_id
+        if given.ordering_key is not UNSET and number != queue_for(given.ordering_key, count):
+            detail = f"ordering key {given.ordering_key} belongs to queue {queue_for(given.ordering_key, count)}"
+            raise invalid_field(f"{pointer}/queue_id", "not_allowed", detail)
+        return QueueId(topic.name, number)
+    if given.ordering_key is not UNSET:
+        return QueueId(topic.name, queue_for(given.ordering_key, count))
+    return topic.next_queue()

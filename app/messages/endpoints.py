@@ -1,0 +1,99 @@
+"""The routes of messages."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
+
+from app.messages import pull, send
+from app.messages.schemas import BatchInput, BatchSendResult, MessageInput, MessagePage, PullQuery, Receipt
+from app.operations import IDEMPOTENCY_KEY, WRITING, HeaderParameter, answer, operation
+
+router = APIRouter()
+
+_SEND_PROBLEMS = (
+    "topic_not_found", "queue_not_found", "idempotency_in_progress", "message_too_large", "idempotency_key_reused",
+    "unsupported_combination", "reserved_topic", "not_supported_by_engine", *WRITING,
+)  # fmt: skip
+
+_RAW_HEADERS = (
+    IDEMPOTENCY_KEY,
+    HeaderParameter(
+        "Message-Key", "The key. This and the other texts: ASCII, other characters as percent-encoded UTF-8.", 1024
+    ),
+    HeaderParameter("Message-Tag", "The tag.", 1024),
+    HeaderParameter("Message-Ordering-Key", "Messages of one ordering key stay in order.", 1024),
+    HeaderParameter("Message-Queue-Id", "The queue."),
+    HeaderParameter("Message-Delay-Ms", "The delay."),
+    HeaderParameter("Message-Deliver-At", "When to deliver."),
+    HeaderParameter("Message-Delay-Level", "The delay as one of RocketMQ's levels."),
+    HeaderParameter("Message-Require-Durability", "synced or buffered: the least that will do before the answer."),
+)
+
+Topic = Annotated[str, Path(description="The topic's name.")]
+QueueNumber = Annotated[int, Path(ge=0, description="The number of the queue, from 0.")]
+
+
+@router.post(
+    "/v1/topics/{topic}/messages",
+    **operation(
+        "sendMessage",
+        tag="messages",
+        body=MessageInput,
+        answers={201: Receipt, 202: Receipt},
+        headers=[IDEMPOTENCY_KEY],
+        problems=_SEND_PROBLEMS,
+    ),
+)
+async def send_message(topic: Topic, request: Request) -> Response:
+    """Send one message. 202: it is stored, but the sync that was asked for takes longer than the limit."""
+    return await answer(request, send.send, topic)
+
+
+@router.post(
+    "/v1/topics/{topic}/messages/batch",
+    **operation(
+        "sendMessageBatch",
+        tag="messages",
+        body=BatchInput,
+        answers={201: BatchSendResult, 207: BatchSendResult},
+        headers=[IDEMPOTENCY_KEY],
+        problems=_SEND_PROBLEMS,
+    ),
+)
+async def send_message_batch(topic: Topic, request: Request) -> Response:
+    """Send up to 1,000 messages in one append: all or none, or with `atomic: false` each as it can."""
+    return await answer(request, send.send_batch, topic)
+
+
+@router.post(
+    "/v1/topics/{topic}/messages/raw",
+    **operation(
+        "sendMessageRaw",
+        tag="messages",
+        takes_bytes=True,
+        answers={201: Receipt, 202: Receipt},
+        headers=_RAW_HEADERS,
+        problems=_SEND_PROBLEMS,
+    ),
+)
+async def send_message_raw(topic: Topic, request: Request) -> Response:
+    """Send the request's body as it is, of any type; `Message-Property-<name>` headers are properties."""
+    return await answer(request, send.send_raw, topic)
+
+
+@router.get(
+    "/v1/topics/{topic}/queues/{queue_id}/messages",
+    **operation(
+        "pullMessages",
+        tag="messages",
+        query=PullQuery,
+        answers={200: MessagePage},
+        problems=[
+            "topic_not_found", "queue_not_found", "offset_beyond_end", "offset_expired", "reserved_topic", "too_many_waiting",
+            "record_corrupt",
+        ],
+    ),
+)  # fmt: skip
+async def pull_messages(topic: Topic, queue_id: QueueNumber, request: Request) -> Response:
+    """Read a queue from an offset. Nothing is remembered; with `wait_ms` the answer waits for something new."""
+    return await answer(request, pull.pull, topic, queue_id)

@@ -1,0 +1,157 @@
+"""Pulling: a piece of a queue by offset or time, nothing remembered. Waits for what is not there yet, if asked to."""
+
+import binascii
+
+from msgspec import UNSET
+
+from app import codec
+from app.exchange import Call, Reply, reply
+from app.messages.schemas import Message, MessagePage, PayloadForm, PullQuery
+from app.problems import FieldError, Refusal
+from app.services import Services
+from storage.errors import CorruptRecord, OffsetBeyondEnd, OffsetExpired, UnknownQueue
+from storage.formats import properties
+from storage.message import OffsetRange, QueueId, StoredMessage
+from storage.store import MessageStore
+
+_SCAN_MESSAGES = 800  # that a filter may look at in one read, as RocketMQ's maxFilterMessageSize allows
+
+
+async def pull(services: Services, call: Call, topic_name: str, queue_id: int) -> Reply:
+    topic = services.topics.get(topic_name)
+    query = call.parameters(PullQuery)
+    if queue_id >= topic.settings.queues:
+        raise UnknownQueue(f"topic {topic.name} has queues 0 to {topic.settings.queues - 1}, there is no queue {queue_id}")
+    queue = QueueId(topic.name, queue_id)
+    bounds = await services.store.offsets(queue)
+    offset = await _first_offset(services.store, queue, query, bounds)
+    wanted = _tags(query.tag)
+    try:
+        found, next_offset, passed = await _read_or_wait(services, queue, offset, query, wanted)
+    except CorruptRecord as damage:
+        context = {"offset": str(offset)}
+        raise Refusal("record_corrupt", f"the message at offset {offset} of {queue} is damaged", context=context) from damage
+    bounds = await services.store.offsets(queue)
+    services.metrics.messages_out.inc(len(found))
+    page = MessagePage(
+        messages=[message_view(message, query.payload) for message in found],
+        next_offset=next_offset,
+        min_offset=bounds.first,
+        max_offset=bounds.end,
+        result="found" if found else "no_matched_message" if passed else "no_new_message",
+    )
+    return reply(200, page)
+
+
+async def offset_by_time(store: MessageStore, queue: QueueId, at_ms: int) -> tuple[int, StoredMessage | None]:
+    """The first message stored then or later, and its offset; behind the last one the end."""
+    low, high = await store.offsets(queue)
+    found: StoredMessage | None = None
+    while low < high:
+        middle = (low + high) // 2
+        (message,) = await store.read(queue, middle, max_messages=1, max_bytes=1)
+        if message.stored_at_ms < at_ms:
+            low = middle + 1
+        else:
+            high, found = middle, message
+    return low, found
+
+
+def message_view(message: StoredMessage, form: PayloadForm) -> Message:
+    payload, encoding = payload_view(message.body, form)
+    content_type = message.system.get(properties.CONTENT_TYPE)
+    return Message(
+        message_id=message.message_id,
+        topic=message.queue.topic,
+        queue_id=message.queue.number,
+        queue_offset=message.queue_offset,
+        key=message.key or UNSET,
+        tag=message.tag or UNSET,
+        ordering_key=message.ordering_key or UNSET,
+        payload=UNSET if payload is None else payload,
+        payload_encoding=encoding or UNSET,
+        content_type=content_type or UNSET,
+        properties=dict(message.properties),
+        born_at=codec.rfc3339(message.born_at_ms),
+        stored_at=codec.rfc3339(message.stored_at_ms),
+    )
+
+
+def payload_view(body: bytes, form: PayloadForm) -> tuple[str | None, str | None]:
+    """(payload, payload_encoding). A body that is no UTF-8 is never mangled: it comes as base64, whatever was asked for."""
+    if form == "omit":
+        return None, None
+    if form != "base64":
+        try:
+            return body.decode("utf-8"), "utf8"
+        except UnicodeDecodeError:
+            pass
+    return binascii.b2a_base64(body, newline=False).decode("ascii"), "base64"
+
+
+async def _first_offset(store: MessageStore, queue: QueueId, query: PullQuery, bounds: OffsetRange) -> int:
+    if query.from_ is not UNSET:
+        if query.offset is not UNSET:
+            errors = [FieldError("/query/from", "not_allowed", "there is an offset as well")]
+            raise Refusal("validation_failed", "say offset or from, not both", errors=errors)
+        return (await offset_by_time(store, queue, codec.parse_time(query.from_, "/query/from")))[0]
+    if query.offset is UNSET:
+        return bounds.first
+    if bounds.first <= query.offset <= bounds.end:
+        return query.offset
+    if query.out_of_range is not UNSET:
+        return bounds.first if query.out_of_range == "earliest" else bounds.end
+    if query.offset < bounds.first:
+        raise OffsetExpired(requested=query.offset, available=bounds)
+    raise OffsetBeyondEnd(requested=query.offset, available=bounds)
+
+
+async def _read_or_wait(
+    services: Services, queue: QueueId, offset: int, query: PullQuery, wanted: frozenset[str] | None
+) -> tuple[list[StoredMessage], int, bool]:
+    """(messages, the offset behind what was looked at, was anything looked at)."""
+    deadline_ms = services.clock.monotonic_ms() + query.wait_ms
+    at = offset
+    while True:
+        found, at = await _read(services.store, queue, at, query, wanted)
+        left_ms = deadline_ms - services.clock.monotonic_ms()
+        if found or left_ms <= 0 or services.is_stopping:
+            return found, at, at > offset
+        async with services.parked():
+            await services.store.wait_for_arrival(queue, at, timeout_ms=left_ms)
+
+
+async def _read(
+    store: MessageStore, queue: QueueId, offset: int, query: PullQuery, wanted: frozenset[str] | None
+) -> tuple[list[StoredMessage], int]:
+    if wanted is None:
+        messages = await store.read(queue, offset, max_messages=query.max_messages, max_bytes=query.max_bytes)
+        return messages, offset + len(messages)
+    found: list[StoredMessage] = []
+    at = offset
+    left_bytes = query.max_bytes
+    while at - offset < _SCAN_MESSAGES and len(found) < query.max_messages:
+        try:
+            messages = await store.read(queue, at, max_messages=100, max_bytes=query.max_bytes)
+        except CorruptRecord:
+            if at == offset:
+                raise
+            break  # who reads on meets the damage first, at its own offset
+        if not messages:
+            break
+        for message in messages:
+            if message.tag in wanted:
+                left_bytes -= len(message.body)
+                if found and (left_bytes < 0 or len(found) == query.max_messages):
+                    return found, at
+                found.append(message)
+            at += 1
+    return found, at
+
+
+def _tags(expression: str) -> frozenset[str] | None:
+    """The tags of `paid || created`; None for all messages."""
+    tags = frozenset(part.strip() for part in expression.split("||"))
+    if "*" in tags or tags == {""}:
+        return None
+    return tags - {""}

@@ -1,0 +1,149 @@
+"""What goes in and out: messages, receipts, pages of a queue.
+
+Limits stand here, on the fields, so that the decoder enforces them and the OpenAPI document shows them.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from app.problems import Problem
+
+MAX_ENTRIES = 1_000
+MAX_BODY_BYTES = 16 << 20
+MAX_WAIT_MS = 30_000
+MAX_DELAY_MS = 1 << 53
+
+WaitMs = Annotated[int, Meta(ge=0, le=MAX_WAIT_MS, description="How long to wait for something new, in milliseconds.")]
+PayloadForm = Literal["auto", "utf8", "base64", "omit"]
+Timestamp = Annotated[str, Meta(description="RFC 3339, UTC, milliseconds.", extra_json_schema={"format": "date-time"})]
+Offset = Annotated[int, Meta(ge=0, extra_json_schema={"format": "int64"})]
+
+
+class MessageInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    """A message to be sent. Exactly one of `payload` and `json` holds its body."""
+
+    payload: Annotated[str, Meta(description="The body, as text or base64.")] | UnsetType = UNSET
+    payload_encoding: Literal["utf8", "base64"] = "utf8"
+    json: Annotated[Raw, Meta(description="The body as any JSON value; stored without white space.")] | UnsetType = UNSET
+    content_type: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
+    key: Annotated[str, Meta(min_length=1, max_length=255, description="A business key; no spaces.")] | UnsetType = UNSET
+    tag: Annotated[str, Meta(min_length=1, max_length=255, description="For filters; no spaces, no |.")] | UnsetType = UNSET
+    ordering_key: (
+        Annotated[str, Meta(min_length=1, max_length=255, description="Messages of one ordering key stay in order.")]
+        | UnsetType
+    ) = UNSET
+    queue_id: Annotated[int, Meta(ge=0, le=1_023)] | UnsetType = UNSET
+    properties: Annotated[dict[str, str], Meta(description="Names and values of the sender's own.")] | UnsetType = UNSET
+    delay_ms: Annotated[int, Meta(ge=0, le=MAX_DELAY_MS)] | UnsetType = UNSET
+    deliver_at: Timestamp | UnsetType = UNSET
+    delay_level: Annotated[int, Meta(ge=1, le=18)] | UnsetType = UNSET
+    require_durability: (
+        Annotated[Literal["synced", "buffered"], Meta(description="The least that will do before the answer.")] | UnsetType
+    ) = UNSET
+
+
+class Receipt(msgspec.Struct, kw_only=True, gc=False):
+    """Where a message was stored, and how sure that is."""
+
+    message_id: str
+    topic: str
+    queue_id: int
+    queue_offset: Offset
+    log_offset: Offset | UnsetType = UNSET
+    stored_at: Timestamp
+    durability: Annotated[str, Meta(description="synced: survives a power loss; buffered: survives a killed process.")]
+    deduplicated: bool = False
+
+
+class BatchEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    """One message of a batch."""
+
+    message: MessageInput
+    id: Annotated[str, Meta(min_length=1, max_length=255, description="Comes back with the result.")] | UnsetType = UNSET
+
+
+class BatchInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Messages to be sent together."""
+
+    entries: Annotated[list[BatchEntry], Meta(min_length=1, max_length=MAX_ENTRIES)]
+    atomic: Annotated[bool, Meta(description="All or nothing, in one append.")] = True
+
+
+class LooseEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A batch entry whose message has not been looked at yet."""
+
+    message: Raw
+    id: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
+
+
+class LooseBatch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A batch in which the wrong messages are to be told from the right ones."""
+
+    entries: Annotated[list[LooseEntry], Meta(min_length=1, max_length=MAX_ENTRIES)]
+    atomic: bool = True
+
+
+class BatchResult(msgspec.Struct, kw_only=True, gc=False):
+    """What became of one entry: a receipt or a problem."""
+
+    status: int
+    id: str | UnsetType = UNSET
+    receipt: Receipt | UnsetType = UNSET
+    problem: Problem | UnsetType = UNSET
+
+
+class BatchSendResult(msgspec.Struct, kw_only=True):
+    """What became of a batch, entry by entry, in their order."""
+
+    accepted: int
+    rejected: int
+    results: list[BatchResult]
+
+
+class Message(msgspec.Struct, kw_only=True, gc=False):
+    """A message as it is handed out."""
+
+    message_id: str
+    topic: str
+    queue_id: int
+    queue_offset: Offset
+    key: str | UnsetType = UNSET
+    tag: str | UnsetType = UNSET
+    ordering_key: str | UnsetType = UNSET
+    payload: str | UnsetType = UNSET
+    payload_encoding: Annotated[str, Meta(description="utf8 or base64: how `payload` is to be read.")] | UnsetType = UNSET
+    content_type: str | UnsetType = UNSET
+    properties: dict[str, str]
+    born_at: Timestamp
+    stored_at: Timestamp
+
+
+class PullQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, rename={"from_": "from"}):
+    """Where to read and how much."""
+
+    offset: Annotated[int, Meta(ge=0, description="The first offset to read; the beginning of the queue if left out.")] | (
+        UnsetType
+    ) = UNSET
+    from_: Annotated[str, Meta(description="Instead of an offset: the first message stored then or later.")] | UnsetType = UNSET
+    max_messages: Annotated[int, Meta(ge=1, le=1_000)] = 32
+    max_bytes: Annotated[int, Meta(ge=1, le=MAX_BODY_BYTES, description="Of bodies; one message always comes.")] = 1 << 20
+    wait_ms: WaitMs = 0
+    tag: Annotated[str, Meta(max_length=4_096, description="Only messages with this tag: `paid`, `paid || created`, `*`.")] = (
+        "*"
+    )
+    payload: Annotated[PayloadForm, Meta(description="How bodies are written; auto: utf8 where they are UTF-8.")] = "auto"
+    out_of_range: (
+        Annotated[Literal["earliest", "latest"], Meta(description="Where to go on when the offset cannot be read.")] | UnsetType
+    ) = UNSET
+
+
+class MessagePage(msgspec.Struct, kw_only=True):
+    """A piece of a queue. `next_offset` is where to read on."""
+
+    messages: list[Message]
+    next_offset: Offset
+    min_offset: Offset
+    max_offset: Offset
+    result: Annotated[str, Meta(description="found, no_new_message or no_matched_message.")]

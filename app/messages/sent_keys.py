@@ -1,0 +1,144 @@
+"""Idempotent sends: which key stands for which stored messages. Derived from a topic of ours in the log.
+
+A keyed send appends one small message more, in the same unit as its own: the key, the print of the request, and for each
+message where to begin to look for it. So a start replays only the keyed sends since the last snapshot, and a receipt is looked
+up when its request is really repeated.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from storage.clock import Clock
+from storage.errors import IdempotencyInProgress, IdempotencyKeyReused
+from storage.formats.names import SENT_KEY_TOPIC
+from storage.message import Appended, Message, QueueId
+from storage.store import AppliedPrefix, MessageStore, Snapshot, Snapshots, SyncedPosition, find_message
+
+SNAPSHOT = "sent_keys"
+_KEPT = 500_000  # the oldest are forgotten beyond that, even within the window
+_SNAPSHOT_SLICE = 5_000
+_QUEUE = QueueId(SENT_KEY_TOPIC, 0)
+
+
+class SentMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A message of a keyed send, and a queue offset at or behind which it lies."""
+
+    message_id: str
+    queue_number: int
+    from_offset: int
+
+
+class Sent(msgspec.Struct, frozen=True, array_like=True):
+    """A keyed send. `scope`: the operation and topic that the key belongs to."""
+
+    scope: str
+    key: str
+    fingerprint: str
+    topic: str
+    stored_at_ms: int
+    messages: list[SentMessage]
+
+
+Append = Callable[[Sequence[Message]], Awaitable[list[Appended]]]
+
+_decoder = msgspec.json.Decoder(Sent)
+_table_decoder = msgspec.msgpack.Decoder(list[Sent])
+
+
+class SentKeys:
+    """The event loop's."""
+
+    def __init__(self, store: MessageStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._sent: OrderedDict[tuple[str, str], Sent] = OrderedDict()
+        self._running: set[tuple[str, str]] = set()
+        self._applied = AppliedPrefix()
+        self._kept_end = 0
+
+    async def start(self) -> None:
+        """Give the table back from the last snapshot and the log."""
+        await self._store.create_topic(SENT_KEY_TOPIC, queue_count=1)
+        snapshot = await self._store.load_snapshot(SNAPSHOT) if isinstance(self._store, Snapshots) else None
+        if snapshot is not None:
+            for piece in msgspec.msgpack.decode(snapshot.data, type=list[bytes]):
+                for sent in _table_decoder.decode(piece):
+                    self._keep(sent)
+            self._applied.restart(snapshot.positions[_QUEUE])
+        at = max(self._applied.end, (await self._store.offsets(_QUEUE)).first)
+        while messages := await self._store.read(_QUEUE, at, max_messages=512, max_bytes=4 << 20):
+            for message in messages:
+                self._keep(_decoder.decode(message.body))
+            at += len(messages)
+        self._applied.restart(at)
+        self._kept_end = at
+
+    def sent_before(self, scope: str, key: str, fingerprint: str, *, window_ms: int) -> Sent | None:
+        """The send that this one repeats. Raises IdempotencyKeyReused, IdempotencyInProgress."""
+        if (scope, key) in self._running:
+            raise IdempotencyInProgress
+        sent = self._sent.get((scope, key))
+        if sent is None or self._clock.wall_ms() - sent.stored_at_ms > window_ms:
+            return None
+        if sent.fingerprint != fingerprint:
+            raise IdempotencyKeyReused
+        return sent
+
+    async def append(
+        self, scope: str, key: str, fingerprint: str, messages: Sequence[Message], append: Append
+    ) -> list[Appended]:
+        """Append the messages and, in the same unit, the key that stands for them."""
+        self._running.add((scope, key))
+        task = asyncio.ensure_future(self._append(scope, key, fingerprint, messages, append))
+        # The append goes on when the sender has gone, and its key must be known then.
+        return await asyncio.shield(task)
+
+    async def find(self, sent: Sent) -> list[Appended]:
+        """Where the messages of an earlier send are, and how sure that is by now."""
+        found = []
+        for message in sent.messages:
+            queue = QueueId(sent.topic, message.queue_number)
+            stored = await find_message(self._store, queue, message.from_offset, message.message_id)
+            if stored is not None:
+                durable = not isinstance(self._store, SyncedPosition) or self._store.is_durable(stored.log_offset)
+                found.append(Appended(queue, stored.queue_offset, stored.log_offset, stored.stored_at_ms, durable))
+        return found
+
+    async def save_snapshot(self) -> bool:
+        """Keep the table; False where nothing has changed, or none can be kept."""
+        if not isinstance(self._store, Snapshots) or self._applied.end == self._kept_end:
+            return False
+        end, all_sent, pieces = self._applied.end, list(self._sent.values()), []
+        for at in range(0, len(all_sent), _SNAPSHOT_SLICE):
+            pieces.append(msgspec.msgpack.encode(all_sent[at : at + _SNAPSHOT_SLICE]))
+            await asyncio.sleep(0)
+        await self._store.save_snapshot(SNAPSHOT, Snapshot(msgspec.msgpack.encode(pieces), {_QUEUE: end}))
+        self._kept_end = end
+        return True
+
+    async def _append(
+        self, scope: str, key: str, fingerprint: str, messages: Sequence[Message], append: Append
+    ) -> list[Appended]:
+        try:
+            now_ms = self._clock.wall_ms()
+            places = [
+                SentMessage(message.message_id, message.queue.number, (await self._store.offsets(message.queue)).end)
+                for message in messages
+            ]
+            sent = Sent(scope, key, fingerprint, messages[0].queue.topic, now_ms, places)
+            mark = Message(queue=_QUEUE, message_id="", body=msgspec.json.encode(sent), born_at_ms=now_ms, tag="sent")
+            *appended, marked = await append([*messages, mark])
+            self._keep(sent)
+            self._applied.add(marked.queue_offset)
+            return appended
+        finally:
+            self._running.discard((scope, key))
+
+    def _keep(self, sent: Sent) -> None:
+        self._sent[sent.scope, sent.key] = sent
+        self._sent.move_to_end((sent.scope, sent.key))
+        while len(self._sent) > _KEPT:
+            self._sent.popitem(last=False)

@@ -1,0 +1,83 @@
+"""What the service says about itself: log lines and metrics.
+
+Log events are words with fields (`event`, `transaction_id`, `request_id`, ...); payloads and secrets are never among them.
+Labels of metrics are bounded: operations, statuses, decisions, never names that users choose.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+_LATENCY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+def configure_logging(*, level: str, readable: bool) -> None:
+    """JSON lines, or readable ones for a person at a terminal; on standard error, libraries' lines too."""
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    if readable:
+        end: list[structlog.typing.Processor] = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    else:
+        end = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(
+        processors=[*shared, *end],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *end]
+        )
+    )
+    logging.basicConfig(level=max(threshold, logging.WARNING), handlers=[handler], force=True)
+
+
+class Metrics:
+    """One set of metrics for one service; tests make their own."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "escrowmq_http_requests", "Requests answered", ["operation", "status"], registry=registry
+        )  # fmt: skip
+        self.latency = Histogram(
+            "escrowmq_http_request_seconds", "Time to answer", ["operation"], buckets=_LATENCY_BUCKETS, registry=registry
+        )
+        self.messages_in = Counter("escrowmq_messages_in", "Messages stored for producers", registry=registry)
+        self.messages_out = Counter("escrowmq_messages_out", "Messages handed to consumers", registry=registry)
+        self.begun = Counter("escrowmq_transactions_begun", "Transactions begun", registry=registry)
+        self.decided = Counter(
+            "escrowmq_transactions_decided", "Transactions decided", ["state", "resolved_by"], registry=registry
+        )  # fmt: skip
+        self.conflicts = Counter(
+            "escrowmq_transaction_conflicts", "Decisions refused because another was made before", registry=registry
+        )
+        self.checks_answered = Counter("escrowmq_checks_answered", "Checks answered", ["decision"], registry=registry)
+        self.long_polls = Gauge("escrowmq_long_polls_open", "Long polls parked", registry=registry)
+
+    def watch(self, gauges: Callable[[], Iterable[tuple[str, str, float]]]) -> None:
+        """Values read when somebody scrapes: (name, help, value)."""
+        self.registry.register(_Read(gauges))
+
+
+class _Read:
+    def __init__(self, gauges: Callable[[], Iterable[tuple[str, str, float]]]) -> None:
+        self._gauges = gauges
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing is known before the store is open."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        for name, text, value in self._gauges():
+            yield GaugeMetricFamily(name, text, value)

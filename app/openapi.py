@@ -1,0 +1,98 @@
+"""The OpenAPI document: FastAPI's paths, the schemas of our structs, and what generators need to be happy with both.
+
+One document of version 3.1 and, for tools that know no other, the same as 3.0. Nothing is nullable, no union needs a
+discriminator, every operation has an id and one tag.
+"""
+
+from copy import deepcopy
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+
+from app.operations import SCHEMAS
+from app.problems import Problem
+
+_REFERENCE = "#/components/schemas/{name}"
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """The 3.1 document."""
+    found = get_openapi(
+        title=app.title,
+        version=app.version,
+        description=app.description,
+        routes=app.routes,
+        tags=app.openapi_tags,
+        openapi_version="3.1.0",
+    )
+    kinds: set[type] = {Problem}
+    for route in app.routes:
+        if isinstance(route, APIRoute) and route.include_in_schema:
+            kinds |= _complete(found, route)
+    _, components = msgspec.json.schema_components(sorted(kinds, key=lambda kind: kind.__name__), ref_template=_REFERENCE)
+    schemas = {name: _tidy(schema) for name, schema in sorted(components.items())}
+    found["components"] = {
+        "schemas": schemas,
+        "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer", "description": "An API key."}},
+    }
+    found["security"] = [{}, {"bearer": []}]
+    return found
+
+
+def document_3_0(document_3_1: dict[str, Any]) -> dict[str, Any]:
+    """The same for tools that know OpenAPI 3.0 only."""
+    found = deepcopy(document_3_1)
+    found["openapi"] = "3.0.3"
+    _to_3_0(found)
+    return found
+
+
+def _complete(found: dict[str, Any], route: APIRoute) -> set[type]:
+    """Put the query parameters of the route's operations into the document; the classes whose schemas they need."""
+    kinds: set[type] = set()
+    for method in route.methods or ():
+        operation = found["paths"][route.path_format][method.lower()]
+        schemas = operation.pop(SCHEMAS, None)
+        if schemas is None:
+            continue
+        kinds |= {kind for kind in (schemas["body"], *schemas["answers"].values()) if kind is not None}
+        if schemas["query"] is not None:
+            operation["parameters"] = operation.get("parameters", []) + _query_parameters(schemas["query"])
+        if not operation.get("parameters"):
+            operation.pop("parameters", None)
+    return kinds
+
+
+def _query_parameters(kind: type) -> list[dict[str, Any]]:
+    _, components = msgspec.json.schema_components([kind], ref_template=_REFERENCE)
+    schema = _tidy(components[kind.__name__])
+    parameters = []
+    for name, field in schema["properties"].items():
+        description = field.pop("description", "")
+        required = name in schema.get("required", ())
+        parameters.append({"name": name, "in": "query", "required": required, "description": description, "schema": field})
+    return parameters
+
+
+def _tidy(schema: dict[str, Any]) -> dict[str, Any]:
+    """Without what only repeats the name."""
+    schema.pop("title", None)
+    if schema.get("required") == []:
+        del schema["required"]
+    return schema
+
+
+def _to_3_0(node: Any) -> None:
+    if isinstance(node, list):
+        for item in node:
+            _to_3_0(item)
+    elif isinstance(node, dict):
+        if "const" in node:
+            node["enum"] = [node.pop("const")]
+        if "examples" in node and isinstance(node["examples"], list):
+            node["example"] = node.pop("examples")[0]
+        for value in node.values():
+            _to_3_0(value)

@@ -1,0 +1,33 @@
+"""Page tokens: opaque texts that say behind what a list goes on. They are positions, so writes in between move nothing."""
+
+import binascii
+from typing import Annotated
+
+from msgspec import Meta
+
+from app.problems import Refusal
+
+PageSize = Annotated[int, Meta(ge=1, le=1_000, description="How many items at most.")]
+PageToken = Annotated[str, Meta(max_length=1_024, description="The `next_page_token` of the page before.")]
+DEFAULT_PAGE_SIZE = 100
+
+
+def encode_token(kind: str, position: str) -> str:
+    """`kind`: which list the token belongs to."""
+    return binascii.b2a_base64(f"{kind}:{position}".encode(), newline=False).decode().translate(_TO_URL).rstrip("=")
+
+
+def decode_token(kind: str, token: str) -> str:
+    """The position. Raises Refusal invalid_page_token."""
+    try:
+        padded = token.translate(_FROM_URL) + "=" * (-len(token) % 4)
+        found, _, position = binascii.a2b_base64(padded, strict_mode=True).decode().partition(":")
+    except ValueError:
+        found = position = ""
+    if found != kind or not position:
+        raise Refusal("invalid_page_token")
+    return position
+
+
+_TO_URL = str.maketrans("+/", "-_")
+_FROM_URL = str.maketrans("-_", "+/")

@@ -1,0 +1,158 @@
+"""What a client is told when something is refused: RFC 9457 problem documents with a closed list of codes.
+
+Two tables: `PROBLEMS` (problems.toml) says what each code means, and `/problems/{code}` serves it as a page; `CODES` says which
+code each error of the house becomes. A test walks the error tree and fails on a class without a row.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import NamedTuple
+
+import msgspec
+
+from storage import errors
+from storage.errors import MessagingError
+
+MEDIA_TYPE = "application/problem+json"
+
+
+class FieldError(msgspec.Struct, frozen=True):
+    """One field that is wrong."""
+
+    pointer: str
+    code: str
+    detail: str
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a request was refused (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+    retryable: bool
+    instance: str = ""
+    request_id: str = ""
+    errors: list[FieldError] = []
+    context: dict[str, str] = {}
+
+
+class Kind(NamedTuple):
+    """What one code means, in words for the person who meets it."""
+
+    status: int
+    title: str
+    retryable: bool
+    cause: str
+    remedy: str
+
+
+PROBLEMS: dict[str, Kind] = {
+    code: Kind(**row) for code, row in tomllib.loads(files("app").joinpath("problems.toml").read_text("utf-8")).items()
+}
+
+CODES: dict[type[MessagingError], str] = {
+    errors.MessagingError: "internal_error",
+    errors.RejectedError: "validation_failed",
+    errors.InvalidRequest: "validation_failed",
+    errors.InvalidMessage: "validation_failed",
+    errors.MessageTooLarge: "message_too_large",
+    errors.ReservedName: "reserved_topic",
+    errors.UnsupportedCombination: "unsupported_combination",
+    errors.NotSupportedByEngine: "not_supported_by_engine",
+    errors.UnknownTopic: "topic_not_found",
+    errors.UnknownQueue: "queue_not_found",
+    errors.UnknownGroup: "group_not_found",
+    errors.UnknownProducerGroup: "producer_group_not_found",
+    errors.UnknownTransaction: "transaction_not_found",
+    errors.TopicExists: "topic_exists",
+    errors.TransactionExists: "transaction_exists",
+    errors.OffsetOutOfRange: "offset_beyond_end",
+    errors.OffsetExpired: "offset_expired",
+    errors.OffsetBeyondEnd: "offset_beyond_end",
+    errors.TransactionConflict: "transaction_already_resolved",
+    errors.CheckNotOpen: "check_not_open",
+    errors.IdempotencyKeyReused: "idempotency_key_reused",
+    errors.IdempotencyInProgress: "idempotency_in_progress",
+    errors.UnavailableError: "overloaded",
+    errors.Backpressure: "overloaded",
+    errors.TooManyWaiting: "too_many_waiting",
+    errors.TooManyOpenTransactions: "too_many_open_transactions",
+    errors.StoreRecovering: "recovering",
+    errors.StoreClosed: "shutting_down",
+    errors.StorageError: "internal_error",
+    errors.CorruptRecord: "record_corrupt",
+    errors.UnknownFormat: "internal_error",
+    errors.DirectoryInUse: "internal_error",
+    errors.StorageFull: "storage_full",
+    errors.FlushFailed: "storage_failed",
+}
+
+RETRY_AFTER_SECONDS = 1
+
+
+class Refusal(Exception):
+    """A request that the door itself turns away; everything below raises errors of the house instead."""
+
+    def __init__(
+        self,
+        code: str,
+        detail: str | None = None,
+        *,
+        errors: Sequence[FieldError] = (),
+        context: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.code = code
+        self.detail = detail if detail is not None else PROBLEMS[code].cause
+        self.errors = list(errors)
+        self.context = dict(context or {})
+        self.headers = dict(headers or {})
+        super().__init__(self.detail)
+
+
+def invalid_field(pointer: str, code: str, detail: str) -> Refusal:
+    return Refusal("validation_failed", detail, errors=[FieldError(pointer, code, detail)])
+
+
+def as_refusal(error: MessagingError) -> Refusal:
+    """The refusal that an error of the house becomes."""
+    code = CODES[type(error)]
+    kind = PROBLEMS[code]
+    fields: list[FieldError] = []
+    context: dict[str, str] = {}
+    detail = error.detail
+    if isinstance(error, errors.InvalidRequest):
+        fields = [FieldError(error.pointer, "invalid", detail)] if error.pointer else []
+    elif isinstance(error, errors.MessageTooLarge):
+        context = {"limit_bytes": str(error.limit_bytes)}
+    elif isinstance(error, errors.OffsetOutOfRange):
+        context = {"min_offset": str(error.available[0]), "max_offset": str(error.available[1])}
+    elif isinstance(error, errors.TransactionConflict):
+        context = {"state": error.state, "resolved_by": error.resolved_by}
+    elif isinstance(error, errors.CorruptRecord):
+        detail = kind.cause  # the file's path is for the log, not for the client
+        context = {"offset": str(error.physical_offset)}
+    elif kind.status == 500:
+        detail = kind.cause
+    headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if kind.retryable else {}
+    return Refusal(code, detail, errors=fields, context=context, headers=headers)
+
+
+def document(refusal: Refusal, *, instance: str = "", request_id: str = "") -> Problem:
+    kind = PROBLEMS[refusal.code]
+    return Problem(
+        type=f"/problems/{refusal.code}",
+        title=kind.title,
+        status=kind.status,
+        code=refusal.code,
+        detail=refusal.detail,
+        retryable=kind.retryable,
+        instance=instance,
+        request_id=request_id,
+        errors=refusal.errors,
+        context=refusal.context,
+    )

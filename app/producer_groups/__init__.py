@@ -1,0 +1,1 @@
+"""Producer groups, and the checks that they answer."""

@@ -1,0 +1,80 @@
+"""The routes of producer groups and checks."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
+
+from app.operations import WRITING, answer, operation
+from app.producer_groups import handlers
+from app.producer_groups.schemas import (
+    AnswersInput,
+    AnswersResult,
+    CheckList,
+    ProducerGroup,
+    ProducerGroupInput,
+    ReceiveChecksInput,
+)
+
+router = APIRouter()
+
+Name = Annotated[str, Path(description="The producer group's name.")]
+
+
+@router.put(
+    "/v1/producer-groups/{producer_group}",
+    **operation(
+        "putProducerGroup",
+        tag="checks",
+        body=ProducerGroupInput,
+        answers={201: ProducerGroup, 200: ProducerGroup},
+        problems=["reserved_topic", "not_supported_by_engine"],
+    ),
+)
+async def put_producer_group(producer_group: Name, request: Request) -> Response:
+    """Create a producer group or change it."""
+    return await answer(request, handlers.put, producer_group)
+
+
+@router.get(
+    "/v1/producer-groups/{producer_group}",
+    **operation(
+        "getProducerGroup",
+        tag="checks",
+        answers={200: ProducerGroup},
+        problems=["producer_group_not_found", "reserved_topic"],
+    ),
+)
+async def get_producer_group(producer_group: Name, request: Request) -> Response:
+    """Look at a producer group."""
+    return await answer(request, handlers.get, producer_group)
+
+
+@router.post(
+    "/v1/producer-groups/{producer_group}/checks/receive",
+    **operation(
+        "receiveChecks",
+        tag="checks",
+        body=ReceiveChecksInput,
+        body_is_optional=True,
+        answers={200: CheckList},
+        problems=["reserved_topic", "too_many_waiting", *WRITING],
+    ),
+)
+async def receive_checks(producer_group: Name, request: Request) -> Response:
+    """Take checks to answer, under a lease. One that is not answered in time comes again under the same id."""
+    return await answer(request, handlers.receive_checks, producer_group)
+
+
+@router.post(
+    "/v1/producer-groups/{producer_group}/checks/answer",
+    **operation(
+        "answerChecks",
+        tag="checks",
+        body=AnswersInput,
+        answers={200: AnswersResult, 207: AnswersResult},
+        problems=["producer_group_not_found", "reserved_topic"],
+    ),
+)
+async def answer_checks(producer_group: Name, request: Request) -> Response:
+    """Answer checks. 207: at least one of the answers was refused; its result says why."""
+    return await answer(request, handlers.answer_checks, producer_group)

@@ -1,0 +1,99 @@
+"""The registry's database: one connection, one thread, migrated when it is opened.
+
+One connection, because older SQLite libraries have a bug that two writing ones can meet (fixed in 3.51.3). The rest of the
+settings are for durability: write-ahead log, FULL sync, no memory map (a full disk would kill the process).
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from alembic.config import Config
+from sqlalchemy import Connection, Select, create_engine, event
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
+
+from alembic import command
+
+T = TypeVar("T")
+
+MIGRATIONS = Path(__file__).resolve().parents[2] / "alembic"
+
+_SQLITE_PRAGMAS = (
+    "journal_mode=WAL",
+    "synchronous=FULL",
+    "busy_timeout=5000",
+    "foreign_keys=ON",
+    "mmap_size=0",
+    "trusted_schema=OFF",
+    "cell_size_check=ON",
+)
+
+
+class Database:
+    """Opened with `open`; every statement runs on its own thread."""
+
+    def __init__(self, url: str) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="registry")
+        is_sqlite = url.startswith("sqlite")
+        options = {"poolclass": StaticPool, "connect_args": {"check_same_thread": False}} if is_sqlite else {}
+        self._engine = create_engine(url, **options)
+        if is_sqlite:
+            event.listen(self._engine, "connect", _set_up_sqlite)
+            event.listen(self._engine, "begin", _begin_immediately)
+
+    async def open(self) -> None:
+        """Bring the schema up to date."""
+        await self._call(self._migrate)
+
+    async def run(self, work: Callable[[Connection], T]) -> T:
+        """`work` in a transaction of its own; committed, and durable, on return."""
+        return await self._call(partial(self._in_transaction, work))
+
+    async def aclose(self) -> None:
+        await self._call(self._engine.dispose)
+        self._thread.shutdown()
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _in_transaction(self, work: Callable[[Connection], T]) -> T:
+        with self._engine.begin() as connection:
+            return work(connection)
+
+    def _migrate(self) -> None:
+        with self._engine.begin() as connection:
+            migrate(connection, "head")
+
+
+def rows(connection: Connection, query: Select[Any]) -> list[dict[str, Any]]:
+    """The rows as plain dictionaries."""
+    return [{str(name): value for name, value in row.items()} for row in connection.execute(query).mappings()]
+
+
+def migrate(connection: Connection, revision: str) -> None:
+    """Bring the schema to a revision, upwards or (by "base" or an older one) downwards."""
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["connection"] = connection
+    if revision == "base":
+        command.downgrade(config, revision)
+    else:
+        command.upgrade(config, revision)
+
+
+def _set_up_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+    # Transactions are begun by us (below), not by the driver, which would begin them too late.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    for pragma in _SQLITE_PRAGMAS:
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_immediately(connection: Connection) -> None:
+    # A deferred transaction that read first fails with "database is locked" when it comes to write.
+    connection.exec_driver_sql("BEGIN IMMEDIATE")

@@ -1,0 +1,39 @@
+"""The tables of the registry. alembic/versions says how they came to be; a test says that the two agree."""
+
+from sqlalchemy import JSON, BigInteger, Column, Integer, MetaData, String, Table
+
+metadata = MetaData(
+    naming_convention={"pk": "pk_%(table_name)s", "uq": "uq_%(table_name)s_%(column_0_name)s", "ix": "ix_%(column_0_label)s"}
+)
+
+# Times are wall milliseconds. Names are case-sensitive, as they are in the log.
+topics = Table(
+    "topics",
+    metadata,
+    Column("topic", String(127), primary_key=True),
+    Column("queues", Integer, nullable=False),
+    Column("message_types", JSON, nullable=False),
+    Column("retention_ms", BigInteger, nullable=False),
+    Column("max_message_bytes", BigInteger, nullable=False),
+    Column("dedup_window_ms", BigInteger, nullable=False),
+    Column("max_delay_ms", BigInteger, nullable=False),
+    Column("created_at_ms", BigInteger, nullable=False),
+    Column("revision", Integer, nullable=False),
+)
+
+producer_groups = Table(
+    "producer_groups",
+    metadata,
+    Column("producer_group", String(127), primary_key=True),
+    Column("check_mode", String(16), nullable=False),
+    Column("created_at_ms", BigInteger, nullable=False),
+    Column("revision", Integer, nullable=False),
+)
+
+consumer_groups = Table(
+    "consumer_groups",
+    metadata,
+    Column("consumer_group", String(127), primary_key=True),
+    Column("created_at_ms", BigInteger, nullable=False),
+    Column("revision", Integer, nullable=False),
+)

@@ -1,0 +1,136 @@
+"""The topics: rows in SQL, all of them in memory too, and made known to the store."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+import structlog
+from sqlalchemy import Connection, insert, select
+
+from app.registry.database import Database, rows
+from app.registry.tables import topics as table
+from storage.clock import Clock
+from storage.errors import InvalidRequest, ReservedName, TopicExists, UnknownTopic
+from storage.formats import names
+from storage.message import QueueId
+from storage.store import MessageStore, TopicListing
+
+log = structlog.get_logger()
+
+MessageType = Literal["normal", "fifo", "delayed", "transactional"]
+ALL_TYPES: tuple[MessageType, ...] = ("normal", "fifo", "delayed", "transactional")
+
+DAY_MS = 86_400_000
+MIB = 1 << 20
+
+
+class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What was said when the topic was created."""
+
+    topic: str
+    queues: int = 4
+    message_types: tuple[MessageType, ...] = ALL_TYPES
+    retention_ms: int = 3 * DAY_MS
+    max_message_bytes: int = 4 * MIB
+    dedup_window_ms: int = DAY_MS
+    max_delay_ms: int = 30 * DAY_MS
+
+
+class Topic:
+    """A topic that exists."""
+
+    def __init__(self, settings: TopicSettings, *, created_at_ms: int, revision: int) -> None:
+        self.settings = settings
+        self.created_at_ms = created_at_ms
+        self.revision = revision
+        self._next_queue = 0
+
+    @property
+    def name(self) -> str:
+        return self.settings.topic
+
+    def next_queue(self) -> QueueId:
+        """The queues in turn."""
+        number = self._next_queue
+        self._next_queue = (number + 1) % self.settings.queues
+        return QueueId(self.settings.topic, number)
+
+
+class Topics:
+    """The event loop's."""
+
+    def __init__(self, database: Database, store: MessageStore, clock: Clock, *, creates_on_use: bool) -> None:
+        """`creates_on_use`: a topic that does not exist is made with the defaults by whoever sends to it."""
+        self._database = database
+        self._store = store
+        self._clock = clock
+        self._creates_on_use = creates_on_use
+        self._topics: dict[str, Topic] = {}
+        self._creating = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Load them, and take back those that the log has and the registry has not."""
+        for values in await self._database.run(lambda connection: rows(connection, select(table))):
+            created_at_ms, revision = values.pop("created_at_ms"), values.pop("revision")
+            settings = msgspec.convert(values, TopicSettings)
+            self._topics[settings.topic] = Topic(settings, created_at_ms=created_at_ms, revision=revision)
+            await self._store.create_topic(settings.topic, queue_count=settings.queues)
+        stored: Mapping[str, int] = await self._store.topics() if isinstance(self._store, TopicListing) else {}
+        for name, queue_count in stored.items():
+            if name not in self._topics and not names.is_reserved_name(name):
+                await self._add(TopicSettings(topic=name, queues=queue_count))
+                log.warning("topic_taken_back", topic=name, queues=queue_count)
+
+    def all(self) -> list[Topic]:
+        """By name."""
+        return [self._topics[name] for name in sorted(self._topics)]
+
+    def get(self, name: str) -> Topic:
+        """Raises UnknownTopic, ReservedName, InvalidRequest."""
+        topic = self._topics.get(name)
+        if topic is None:
+            check_name(name)
+            raise UnknownTopic(f"topic {name} does not exist")
+        return topic
+
+    async def get_or_create(self, name: str) -> Topic:
+        """As `get`, where topics are not made as they are used."""
+        topic = self._topics.get(name)
+        if topic is None and self._creates_on_use:
+            check_name(name)
+            topic, _ = await self.create(TopicSettings(topic=name))
+        return topic or self.get(name)
+
+    async def create(self, settings: TopicSettings) -> tuple[Topic, bool]:
+        """(the topic, was it made now). Raises TopicExists where it exists with other settings, and as `get` does."""
+        check_name(settings.topic)
+        async with self._creating:
+            known = self._topics.get(settings.topic)
+            if known is None:
+                return await self._add(settings), True
+        if known.settings != settings:
+            raise TopicExists(f"topic {settings.topic} exists with other settings")
+        return known, False
+
+    async def _add(self, settings: TopicSettings) -> Topic:
+        topic = Topic(settings, created_at_ms=self._clock.wall_ms(), revision=1)
+
+        def save(connection: Connection) -> None:
+            row = msgspec.to_builtins(settings)
+            connection.execute(insert(table).values(**row, created_at_ms=topic.created_at_ms, revision=topic.revision))
+
+        # SQL first: a topic that only the store knows would come back with the defaults.
+        await self._database.run(save)
+        await self._store.create_topic(settings.topic, queue_count=settings.queues)
+        self._topics[settings.topic] = topic
+        return topic
+
+
+def check_name(name: str, *, what: str = "topic", pointer: str = "/topic") -> None:
+    """Raises ReservedName where the name is the house's, InvalidRequest where it is none."""
+    if names.is_reserved_name(name):
+        raise ReservedName(f"the {what} name {name[:200]!r} is reserved")
+    if not names.is_valid_name(name):
+        detail = f"a {what} name is 1 to 127 letters, digits, '_', '-' or '.', with no leading dot"
+        raise InvalidRequest(detail, pointer=pointer)

@@ -1,0 +1,1 @@
+"""Topics: create, look at, list; their queues."""

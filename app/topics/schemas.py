@@ -1,0 +1,86 @@
+"""What goes in and out: topics and their queues."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from app.messages.schemas import MAX_BODY_BYTES, Offset, Timestamp
+from app.pages import DEFAULT_PAGE_SIZE, PageSize, PageToken
+from app.registry.topics import ALL_TYPES, DAY_MS, MIB, MessageType
+
+_MAX_MS = 1 << 53
+
+TopicName = Annotated[
+    str, Meta(min_length=1, max_length=127, description="Letters, digits, `_`, `-`, `.`; no leading dot; case counts.")
+]
+
+
+class TopicInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A topic to be made."""
+
+    topic: TopicName
+    queues: Annotated[int, Meta(ge=1, le=1_024)] = 4
+    message_types: Annotated[list[MessageType], Meta(min_length=1, max_length=4, description="What may be sent to it.")] = (
+        msgspec.field(default_factory=lambda: list(ALL_TYPES))
+    )
+    retention_ms: Annotated[int, Meta(ge=1, le=_MAX_MS)] = 3 * DAY_MS
+    max_message_bytes: Annotated[int, Meta(ge=1, le=MAX_BODY_BYTES)] = 4 * MIB
+    dedup_window_ms: Annotated[int, Meta(ge=0, le=_MAX_MS, description="How long an Idempotency-Key counts.")] = DAY_MS
+    max_delay_ms: Annotated[int, Meta(ge=0, le=_MAX_MS)] = 30 * DAY_MS
+
+
+class Topic(msgspec.Struct, kw_only=True):
+    """A topic and its settings."""
+
+    topic: str
+    queues: int
+    message_types: list[str]
+    retention_ms: int
+    max_message_bytes: int
+    dedup_window_ms: int
+    max_delay_ms: int
+    created_at: Timestamp
+    revision: int
+
+
+class TopicPage(msgspec.Struct, kw_only=True):
+    """Topics, by name."""
+
+    items: list[Topic]
+    next_page_token: str | UnsetType = UNSET
+
+
+class PageQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which piece of a list."""
+
+    page_size: PageSize = DEFAULT_PAGE_SIZE
+    page_token: PageToken | UnsetType = UNSET
+
+
+class Queue(msgspec.Struct, kw_only=True):
+    """One queue of a topic and the offsets that can be read."""
+
+    queue_id: int
+    min_offset: Offset
+    max_offset: Offset
+
+
+class QueueList(msgspec.Struct, kw_only=True):
+    """The queues of a topic, by number."""
+
+    items: list[Queue]
+
+
+class OffsetQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A moment."""
+
+    at: Annotated[str, Meta(description="RFC 3339.")]
+
+
+class QueuePosition(msgspec.Struct, kw_only=True):
+    """The first message stored at that moment or later; behind the last one the end, without `stored_at`."""
+
+    queue_id: int
+    offset: Offset
+    stored_at: Timestamp | UnsetType = UNSET

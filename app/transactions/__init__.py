@@ -1,0 +1,1 @@
+"""Transactions: begin, commit, roll back, look at, resolve."""

@@ -1,0 +1,131 @@
+"""The routes of transactions."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
+
+from app.operations import IDEMPOTENCY_KEY, WRITING, answer, operation
+from app.transactions import handlers
+from app.transactions.schemas import (
+    BeginInput,
+    Decision,
+    GetTransactionQuery,
+    ListTransactionsQuery,
+    NothingInput,
+    ResolveInput,
+    RollbackInput,
+    Transaction,
+    TransactionPage,
+)
+
+router = APIRouter()
+
+TransactionId = Annotated[str, Path(description="The transaction's id.")]
+_DECIDING = ("transaction_not_found", "transaction_already_resolved", *WRITING)
+
+
+@router.post(
+    "/v1/transactions",
+    **operation(
+        "beginTransaction",
+        tag="transactions",
+        body=BeginInput,
+        answers={201: Transaction},
+        headers=[IDEMPOTENCY_KEY],
+        problems=[
+            "topic_not_found", "queue_not_found", "transaction_exists", "idempotency_in_progress", "idempotency_key_reused",
+            "message_too_large", "unsupported_combination", "reserved_topic", "too_many_open_transactions",
+            "not_supported_by_engine", *WRITING,
+        ],
+    ),
+)  # fmt: skip
+async def begin_transaction(request: Request) -> Response:
+    """Begin a transaction: its messages are stored, and seen by nobody before it commits."""
+    return await answer(request, handlers.begin)
+
+
+@router.get(
+    "/v1/transactions",
+    **operation(
+        "listTransactions",
+        tag="transactions",
+        query=ListTransactionsQuery,
+        answers={200: TransactionPage},
+        problems=["invalid_page_token"],
+    ),
+)
+async def list_transactions(request: Request) -> Response:
+    """List transactions in the order in which they were begun."""
+    return await answer(request, handlers.list_)
+
+
+@router.get(
+    "/v1/transactions/{transaction_id}",
+    **operation(
+        "getTransaction",
+        tag="transactions",
+        query=GetTransactionQuery,
+        answers={200: Transaction},
+        problems=["transaction_not_found", "too_many_waiting"],
+    ),
+)
+async def get_transaction(transaction_id: TransactionId, request: Request) -> Response:
+    """Look at a transaction. With `wait_ms` the answer waits until it is no longer prepared."""
+    return await answer(request, handlers.get, transaction_id)
+
+
+@router.post(
+    "/v1/transactions/{transaction_id}/commit",
+    **operation(
+        "commitTransaction",
+        tag="transactions",
+        body=NothingInput,
+        body_is_optional=True,
+        answers={200: Decision},
+        problems=_DECIDING,
+    ),
+)
+async def commit_transaction(transaction_id: TransactionId, request: Request) -> Response:
+    """Commit: when this is answered, consumers can see the messages. The first decision wins."""
+    return await answer(request, handlers.commit, transaction_id)
+
+
+@router.post(
+    "/v1/transactions/{transaction_id}/rollback",
+    **operation(
+        "rollbackTransaction",
+        tag="transactions",
+        body=RollbackInput,
+        body_is_optional=True,
+        answers={200: Decision},
+        problems=_DECIDING,
+    ),
+)
+async def rollback_transaction(transaction_id: TransactionId, request: Request) -> Response:
+    """Roll back: nobody will ever see the messages. The first decision wins."""
+    return await answer(request, handlers.rollback, transaction_id)
+
+
+@router.post(
+    "/v1/transactions/{transaction_id}/resolve",
+    **operation("resolveTransaction", tag="transactions", body=ResolveInput, answers={200: Decision}, problems=_DECIDING),
+)
+async def resolve_transaction(transaction_id: TransactionId, request: Request) -> Response:
+    """Decide as an operator, a held transaction or any other that is open."""
+    return await answer(request, handlers.resolve, transaction_id)
+
+
+@router.post(
+    "/v1/transactions/{transaction_id}/resume",
+    **operation(
+        "resumeTransaction",
+        tag="transactions",
+        body=NothingInput,
+        body_is_optional=True,
+        answers={200: Transaction},
+        problems=_DECIDING,
+    ),
+)
+async def resume_transaction(transaction_id: TransactionId, request: Request) -> Response:
+    """Have a held transaction checked again, with its count of answers at 0."""
+    return await answer(request, handlers.resume, transaction_id)

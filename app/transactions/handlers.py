@@ -1,0 +1,246 @@
+"""Transactions over HTTP: from JSON to the coordinator, and back."""
+
+import re
+from hashlib import sha256
+from itertools import islice
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from app import codec, pages
+from app.exchange import Call, Reply, reply
+from app.messages.build import build, check_text
+from app.problems import FieldError, as_refusal, invalid_field
+from app.registry.topics import check_name
+from app.services import Services
+from app.transactions.schemas import (
+    BeginInput,
+    Decision,
+    GetTransactionQuery,
+    ListTransactionsQuery,
+    NothingInput,
+    ResolveInput,
+    RollbackInput,
+    Transaction,
+    TransactionMessage,
+    TransactionMessageInput,
+    TransactionPage,
+    TransactionSummary,
+)
+from storage.errors import MessagingError, TransactionConflict
+from storage.message import Message
+from txn import pending
+from txn.checkback_plan import CheckbackPolicy, OnExhausted
+from txn.coordinator import Begin, Outcome
+from txn.states import Resolver, TxnState
+
+_begin_decoder = msgspec.json.Decoder(BeginInput)
+_nothing_decoder = msgspec.json.Decoder(NothingInput)
+_rollback_decoder = msgspec.json.Decoder(RollbackInput)
+_resolve_decoder = msgspec.json.Decoder(ResolveInput)
+
+_MESSAGE_DEPTH = 4  # of the value of a `json` field in a begin
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+async def begin(services: Services, call: Call) -> Reply:
+    given = call.decode(_begin_decoder)
+    key = call.idempotency_key
+    if given.transaction_id is not UNSET:
+        check_name(given.transaction_id, what="transaction", pointer="/transaction_id")
+    business_key = None if given.business_key is UNSET else check_text(given.business_key, "/business_key")
+    await services.producer_groups.get_or_create(given.producer_group)
+    message_ids = services.identifiers.many("msg", len(given.messages))
+    now_ms = services.clock.wall_ms()
+    messages = [
+        await _build(services, one, index, message_id=message_id, now_ms=now_ms)
+        for index, (one, message_id) in enumerate(zip(given.messages, message_ids, strict=True))
+    ]
+    request = Begin(
+        messages=messages,
+        producer_group=given.producer_group,
+        policy=CheckbackPolicy(
+            first_after_ms=given.check.first_after_ms,
+            interval_ms=given.check.interval_ms,
+            max_answers=given.check.max_answers,
+            unreachable_limit_ms=given.check.unreachable_limit_ms,
+            on_exhausted=OnExhausted(given.check.on_exhausted),
+        ),
+        transaction_id=None if given.transaction_id is UNSET else given.transaction_id,
+        business_key=business_key,
+        idempotency_key=key,
+        idempotency_print=None if key is None else sha256(call.body).hexdigest(),
+    )
+    transaction, replayed = await services.transactions.begin(request)
+    headers = {"Location": f"/v1/transactions/{transaction.transaction_id}"}
+    if replayed:
+        headers["Idempotency-Replayed"] = "true"
+    else:
+        services.metrics.begun.inc()
+    return reply(201, transaction_view(transaction), headers)
+
+
+async def get(services: Services, call: Call, transaction_id: str) -> Reply:
+    wait_ms = call.parameters(GetTransactionQuery).wait_ms
+    if wait_ms and (await services.transactions.get(transaction_id)).state is TxnState.PREPARED:
+        async with services.parked():
+            await services.transactions.wait_until_not_prepared(transaction_id, timeout_ms=wait_ms)
+    return reply(200, transaction_view(await services.transactions.get(transaction_id)))
+
+
+async def list_(services: Services, call: Call) -> Reply:
+    query = call.parameters(ListTransactionsQuery)
+    states = _states(query.state)
+    now_ms = services.clock.wall_ms()
+    begun_before_ms = now_ms - query.older_than_ms
+    group = query.producer_group
+
+    def is_wanted(transaction: pending.Transaction) -> bool:
+        return transaction.prepared_at_ms <= begun_before_ms and (group is UNSET or transaction.producer_group == group)
+
+    after = -1 if query.page_token is UNSET else int(pages.decode_token("transactions", query.page_token))
+    found = list(islice(services.transactions.table.list(after=after, states=states, wanted=is_wanted), query.page_size + 1))
+    page = TransactionPage(items=[_summary(transaction, now_ms) for transaction in found[: query.page_size]])
+    if len(found) > query.page_size:
+        page.next_page_token = pages.encode_token("transactions", str(found[query.page_size - 1].sequence))
+    return reply(200, page)
+
+
+async def commit(services: Services, call: Call, transaction_id: str) -> Reply:
+    call.decode(_nothing_decoder)
+    return await _decide(services, transaction_id, TxnState.COMMITTED, Resolver.PRODUCER, None)
+
+
+async def rollback(services: Services, call: Call, transaction_id: str) -> Reply:
+    reason = _reason(call.decode(_rollback_decoder).reason)
+    return await _decide(services, transaction_id, TxnState.ROLLED_BACK, Resolver.PRODUCER, reason)
+
+
+async def resolve(services: Services, call: Call, transaction_id: str) -> Reply:
+    given = call.decode(_resolve_decoder)
+    state = TxnState.COMMITTED if given.decision == "commit" else TxnState.ROLLED_BACK
+    return await _decide(services, transaction_id, state, Resolver.OPERATOR, _reason(given.reason))
+
+
+async def resume(services: Services, call: Call, transaction_id: str) -> Reply:
+    call.decode(_nothing_decoder)
+    return reply(200, transaction_view(await services.transactions.resume(transaction_id)))
+
+
+# --------------------------------------------------------------------------------------------------------------- helpers
+
+
+async def _decide(services: Services, transaction_id: str, state: TxnState, by: Resolver, reason: str | None) -> Reply:
+    decide = services.transactions.commit if state is TxnState.COMMITTED else services.transactions.rollback
+    try:
+        outcome = await decide(transaction_id, by=by, reason=reason)
+    except TransactionConflict:
+        services.metrics.conflicts.inc()
+        raise
+    if not outcome.replayed:
+        services.metrics.decided.labels(state.value, by.value).inc()
+    return reply(200, _decision_view(outcome))
+
+
+async def _build(services: Services, given: TransactionMessageInput, index: int, *, message_id: str, now_ms: int) -> Message:
+    pointer = f"/messages/{index}/message"
+    try:
+        check_name(given.topic, pointer=f"/messages/{index}/topic")
+        topic = await services.topics.get_or_create(given.topic)
+        return build(
+            given.message,
+            topic,
+            message_id=message_id,
+            now_ms=now_ms,
+            pointer=pointer,
+            depth=_MESSAGE_DEPTH,
+            transactional=True,
+        )
+    except MessagingError as error:
+        refusal = as_refusal(error)
+        refusal.errors = refusal.errors or [FieldError(pointer, refusal.code, refusal.detail)]
+        raise refusal from error
+
+
+def _reason(given: str | UnsetType) -> str | None:
+    if given is UNSET or not given:
+        return None
+    if _CONTROL.search(given):
+        raise invalid_field("/reason", "invalid_format", "must be without control characters")
+    return given
+
+
+def _states(given: str | UnsetType) -> frozenset[TxnState]:
+    if given is UNSET:
+        return frozenset(TxnState)
+    words = given.split(",")
+    try:
+        return frozenset(TxnState(word.strip()) for word in words)
+    except ValueError:
+        known = ", ".join(TxnState)
+        raise invalid_field("/query/state", "not_allowed", f"a state is one of {known}") from None
+
+
+def transaction_view(transaction: pending.Transaction) -> Transaction:
+    is_open = transaction.state is TxnState.PREPARED
+    return Transaction(
+        transaction_id=transaction.transaction_id,
+        state=transaction.state.value,
+        producer_group=transaction.producer_group,
+        business_key=transaction.business_key or UNSET,
+        messages=[_message_view(transaction, message) for message in transaction.messages],
+        prepared_at=codec.rfc3339(transaction.prepared_at_ms),
+        first_check_at=codec.rfc3339(transaction.first_check_at_ms),
+        next_check_at=codec.rfc3339(transaction.next_check_at_ms) if is_open else UNSET,
+        answers=transaction.answers,
+        last_answer=transaction.last_answer or UNSET,
+        hold_reason=transaction.hold_reason or UNSET,
+        late=transaction.is_late,
+        resolved_by=transaction.resolved_by or UNSET,
+        resolved_at=_time(transaction.resolved_at_ms),
+        reason=transaction.reason or UNSET,
+        revision=transaction.revision,
+    )
+
+
+def _decision_view(outcome: Outcome) -> Decision:
+    transaction = outcome.transaction
+    assert transaction.resolved_by is not None
+    assert transaction.resolved_at_ms is not None
+    return Decision(
+        transaction_id=transaction.transaction_id,
+        state=transaction.state.value,
+        resolved_by=transaction.resolved_by.value,
+        resolved_at=codec.rfc3339(transaction.resolved_at_ms),
+        reason=transaction.reason or UNSET,
+        replayed=outcome.replayed,
+        messages=[_message_view(transaction, message) for message in transaction.messages],
+    )
+
+
+def _summary(transaction: pending.Transaction, now_ms: int) -> TransactionSummary:
+    return TransactionSummary(
+        transaction_id=transaction.transaction_id,
+        state=transaction.state.value,
+        producer_group=transaction.producer_group,
+        business_key=transaction.business_key or UNSET,
+        prepared_at=codec.rfc3339(transaction.prepared_at_ms),
+        age_ms=max(0, now_ms - transaction.prepared_at_ms),
+        answers=transaction.answers,
+        last_answer=transaction.last_answer or UNSET,
+        hold_reason=transaction.hold_reason or UNSET,
+        resolved_by=transaction.resolved_by or UNSET,
+        resolved_at=_time(transaction.resolved_at_ms),
+    )
+
+
+def _message_view(transaction: pending.Transaction, message: pending.TxnMessage) -> TransactionMessage:
+    view = TransactionMessage(message_id=message.message_id, topic=message.queue.topic)
+    if transaction.state is TxnState.COMMITTED and message.final_offset is not None:
+        view.queue_id = message.queue.number
+        view.queue_offset = message.final_offset
+    return view
+
+
+def _time(wall_ms: int | None) -> str | UnsetType:
+    return UNSET if wall_ms is None else codec.rfc3339(wall_ms)

@@ -1,0 +1,202 @@
+"""Puts the service together: opens in order, closes in reverse. The only file that names an engine."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+from enum import Enum
+
+import structlog
+
+from app.messages.sent_keys import SentKeys
+from app.observability import Metrics
+from app.registry.database import Database
+from app.registry.groups import ConsumerGroups, ProducerGroups
+from app.registry.topics import Topics
+from app.services import Services
+from app.settings import Settings
+from scheduler.ticker import Ticker
+from storage.clock import Clock, SystemClock
+from storage.errors import DirectoryInUse, StorageError, StoreClosed, StoreRecovering
+from storage.files.vfs import OsVfs
+from storage.identifiers import Identifiers, SystemRandom
+from storage.local.local_store import LocalMessageStore
+from storage.local.options import FlushPolicy
+from storage.message import Durability
+from txn.coordinator import TransactionCoordinator
+
+log = structlog.get_logger()
+
+# sysexits.h, where it has a fitting one.
+EXIT_DATA_DAMAGED = 65
+EXIT_BUG = 70
+EXIT_DIRECTORY_IN_USE = 73
+EXIT_STORAGE_FAILED = 74
+EXIT_CONFIGURATION = 78
+
+
+class Phase(Enum):
+    STARTING = "starting"
+    READY = "ready"
+    STOPPING = "stopping"
+    FAILED = "failed"
+
+
+class Wiring:
+    """One service, from its settings to its end."""
+
+    def __init__(self, settings: Settings, metrics: Metrics, *, clock: Clock | None = None) -> None:
+        self.settings = settings
+        self.phase = Phase.STARTING
+        self.progress = (0, 0)  # bytes of log walked, bytes to walk
+        self.exit_code = 0
+        self.on_fatal: Callable[[], None] = lambda: None  # the process should end, with `exit_code`
+        self._metrics = metrics
+        self._clock = clock or SystemClock()
+        self._stack = AsyncExitStack()
+        self._opening: asyncio.Task[None] | None = None
+        self._services: Services | None = None
+        self._store: LocalMessageStore | None = None
+        self._tickers: list[Ticker] = []
+        metrics.watch(self._gauges)
+
+    def get_services(self) -> Services:
+        """Raises StoreRecovering before the service is ready, StoreClosed once it stops."""
+        if self.phase is Phase.READY and self._services is not None:
+            return self._services
+        if self.phase is Phase.STARTING:
+            raise StoreRecovering
+        raise StoreClosed
+
+    def start(self) -> None:
+        """Begin to open, in the background: probes are answered meanwhile."""
+        self._opening = asyncio.create_task(self._open_or_fail(), name="opening")
+
+    def begin_stop(self) -> None:
+        """Take nothing new, and answer every long poll now."""
+        if self.phase is Phase.READY:
+            self.phase = Phase.STOPPING
+            log.info("stopping")
+        if self._services is not None:
+            self._services.is_stopping = True
+            self._services.transactions.stop()
+        if self._store is not None:
+            self._store.stop_waiting()
+
+    async def close(self) -> None:
+        """Finish what was taken, keep what is derived, release everything. Idempotent."""
+        self.begin_stop()
+        if self._opening is not None:
+            await asyncio.wait({self._opening})
+            self._opening = None
+        await self._stack.aclose()
+        log.info("stopped", exit_code=self.exit_code)
+
+    def ticker_errors(self) -> dict[str, str]:
+        return {ticker.name: ticker.last_error for ticker in self._tickers if ticker.last_error is not None}
+
+    async def _open_or_fail(self) -> None:
+        try:
+            await self._open()
+        except DirectoryInUse as error:
+            self._fail(EXIT_DIRECTORY_IN_USE, error)
+        except StorageError as error:
+            self._fail(EXIT_DATA_DAMAGED, error)
+        except Exception as error:
+            log.exception("start_failed")
+            self._fail(EXIT_BUG, error)
+
+    async def _open(self) -> None:
+        settings, clock, stack = self.settings, self._clock, self._stack
+        settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        identifiers = Identifiers(clock, SystemRandom())
+        store = self._store = await LocalMessageStore.open(
+            settings.store_dir,
+            settings.local,
+            OsVfs(),
+            clock,
+            identifiers,
+            progress=self._note_progress,
+            on_failure=self._on_store_failure,
+        )
+        stack.push_async_callback(store.aclose)
+        log.info("store_open", **store.recovery._asdict())
+        database = Database(settings.registry_url)
+        stack.push_async_callback(database.aclose)
+        await database.open()
+        topics = Topics(database, store, clock, creates_on_use=settings.dev)
+        producer_groups = ProducerGroups(database, clock)
+        consumer_groups = ConsumerGroups(database, clock)
+        transactions = TransactionCoordinator(store, clock, identifiers, settings.txn)
+        sent_keys = SentKeys(store, clock)
+        await topics.open()
+        await producer_groups.open()
+        await consumer_groups.open()
+        replayed = await transactions.start()
+        await sent_keys.start()
+        log.info("transactions_open", undecided=transactions.table.open_count, replayed=replayed)
+        stack.push_async_callback(self._keep_tables, transactions, sent_keys)
+        stack.push_async_callback(transactions.drain)
+        self._services = Services(
+            store=store,
+            pressure=lambda: store.status().pressure,
+            default_durability=(Durability.SYNCED if settings.local.flush is FlushPolicy.BEFORE_ACK else Durability.BUFFERED),
+            topics=topics,
+            producer_groups=producer_groups,
+            consumer_groups=consumer_groups,
+            transactions=transactions,
+            sent_keys=sent_keys,
+            clock=clock,
+            identifiers=identifiers,
+            metrics=self._metrics,
+            max_waiting=settings.http.max_waiting,
+        )
+
+        async def sweep() -> None:
+            await transactions.run_once(clock.wall_ms())
+
+        async def keep() -> None:
+            await self._keep_tables(transactions, sent_keys)
+
+        self._tickers = [
+            Ticker("checkback", sweep, interval_ms=settings.txn.sweep_interval_ms),
+            Ticker("snapshots", keep, interval_ms=settings.txn.snapshot_interval_ms),
+        ]
+        for ticker in self._tickers:
+            ticker.start()
+            stack.push_async_callback(ticker.stop)
+        if self.phase is Phase.STARTING:
+            self.phase = Phase.READY
+            log.info("ready")
+
+    async def _keep_tables(self, transactions: TransactionCoordinator, sent_keys: SentKeys) -> None:
+        await transactions.save_snapshot()
+        await sent_keys.save_snapshot()
+
+    def _note_progress(self, walked: int, to_walk: int) -> None:
+        self.progress = (walked, to_walk)
+
+    def _on_store_failure(self, error: Exception) -> None:
+        self._fail(EXIT_STORAGE_FAILED, error)
+
+    def _fail(self, exit_code: int, error: Exception) -> None:
+        self.phase = Phase.FAILED
+        self.exit_code = self.exit_code or exit_code
+        log.critical("service_failed", exit_code=exit_code, error=str(error))
+        self.on_fatal()
+
+    def _gauges(self) -> Iterator[tuple[str, str, float]]:
+        if self._store is None or self._services is None:
+            return
+        status = self._store.status()
+        yield "escrowmq_log_written_offset", "End of the log", status.written_end
+        yield "escrowmq_log_synced_offset", "The log is on disk up to here", status.durable_end
+        yield "escrowmq_log_visible_offset", "Consumers see the log up to here", status.visible_end
+        yield "escrowmq_log_queued_bytes", "Bytes that wait to be written or synced", status.queued_bytes
+        yield "escrowmq_log_replay_backlog_bytes", "Log that a start would replay", status.replay_backlog_bytes
+        yield "escrowmq_log_last_sync_seconds", "How long the last sync took", status.last_flush_ms / 1000
+        table = self._services.transactions.table
+        oldest = table.oldest_open
+        age_ms = 0 if oldest is None else self._clock.wall_ms() - oldest.prepared_at_ms
+        yield "escrowmq_transactions_open", "Undecided transactions, held ones among them", table.open_count
+        yield "escrowmq_transactions_held", "Transactions that wait for a person", table.held_count
+        yield "escrowmq_transactions_oldest_open_seconds", "Age of the oldest undecided one", max(0, age_ms) / 1000

@@ -1,0 +1,67 @@
+"""`escrowmq dump`: any stored file as text."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from storage.formats import checkpoint, names, properties, queue_entry, scan
+from storage.formats import record as records
+
+_WINDOW_BYTES = 64 << 20
+
+
+def run(file: Path) -> None:
+    for line in _lines(file):
+        sys.stdout.write(line + "\n")
+
+
+def _lines(file: Path) -> Iterator[str]:
+    if file.name == "checkpoint":
+        yield from _checkpoint(file.read_bytes())
+    elif file.parent.name == "commitlog" and names.base_offset(file.name) is not None:
+        yield from _segment(file)
+    elif names.base_offset(file.name) is not None:
+        yield from _queue(file)
+    else:
+        raise SystemExit(f"escrowmq: {file} is none of commitlog/<segment>, consumequeue/<topic>/<queue>/<file>, checkpoint")
+
+
+def _segment(file: Path) -> Iterator[str]:
+    base = names.base_offset(file.name) or 0
+    segment_end = base + file.stat().st_size
+    at = base
+    with file.open("rb") as stream:
+        while True:
+            stream.seek(at - base)
+            window = stream.read(_WINDOW_BYTES)
+            found = scan.scan(window, at, begin=at, segment_end=segment_end)
+            for offset, length in zip(found.record_offsets.tolist(), found.record_bytes.tolist(), strict=True):
+                yield _record(records.decode(window[offset - at : offset - at + length]), length)
+            if found.stop is not scan.Stop.WINDOW_END or found.end == at:
+                yield f"{found.end:>15}  {found.stop.value}{': ' + found.reason if found.reason else ''}"
+                return
+            at = found.end
+
+
+def _record(record: records.Record, length: int) -> str:
+    shown = {name: value for name, value in properties.decode(record.properties).items() if not name.startswith("__u")}
+    place = f"{record.topic}/{record.queue_number}/{record.queue_offset}"
+    return f"{record.physical_offset:>15}  {length:>8} bytes  {place}  {record.transaction.name.lower()}  {shown}"
+
+
+def _queue(file: Path) -> Iterator[str]:
+    first = (names.base_offset(file.name) or 0) // queue_entry.ENTRY_BYTES
+    raw = file.read_bytes()
+    for number, entry in enumerate(
+        queue_entry.decode_all(raw[: len(raw) // queue_entry.ENTRY_BYTES * queue_entry.ENTRY_BYTES])
+    ):
+        if not entry.record_bytes:
+            return
+        yield f"{first + number:>12}  {entry.physical_offset:>15}  {entry.record_bytes:>8} bytes  tag hash {entry.tag_hash}"
+
+
+def _checkpoint(page: bytes) -> Iterator[str]:
+    for name, value in checkpoint.decode_fields(page)._asdict().items():
+        yield f"{name:>15}  {value}"
+    for number, at in enumerate(checkpoint.SLOT_AT):
+        yield f"{f'slot {number}':>15}  {checkpoint.decode_slot(page, at) or 'not written, or damaged'}"

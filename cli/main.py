@@ -1,0 +1,63 @@
+"""`escrowmq`: the command and its verbs."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from app.settings import ConfigurationError, load
+from app.wiring import EXIT_CONFIGURATION
+from cli import dump as dump_command
+from cli import openapi as openapi_command
+from cli import serve as serve_command
+
+app = typer.Typer(
+    name="escrowmq",
+    help="Transactional messaging over plain HTTP.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on; beyond loopback only with ESCROWMQ_API_KEYS.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on.", min=0, max=65_535)] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where everything is kept; made if it is missing.")] = None,
+    dev: Annotated[bool | None, typer.Option("--dev", help="Make topics as they are used; readable logs.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file with settings.")] = None,
+) -> None:
+    """Start the service. Every setting can also be given as ESCROWMQ_..., see docs/settings.md.
+
+    Exit status: 0 after SIGTERM or Ctrl-C; 65 the stored data is damaged; 69 the address cannot be had; 73 another process owns
+    the data directory; 74 the disk failed a sync; 78 the settings are wrong.
+    """
+    try:
+        settings = load(config_file=config, host=host, port=port, data_dir=data_dir, dev=dev)
+    except ConfigurationError as error:
+        sys.stderr.write(f"escrowmq: {error}\n")
+        raise typer.Exit(EXIT_CONFIGURATION) from None
+    raise typer.Exit(serve_command.run(settings))
+
+
+@app.command()
+def openapi(
+    out: Annotated[Path | None, typer.Option(help="Write to this file instead of standard output.")] = None,
+) -> None:
+    """Print the OpenAPI document."""
+    openapi_command.run(out)
+
+
+@app.command()
+def dump(
+    file: Annotated[Path, typer.Argument(help="A segment, a queue file, a checkpoint, by its path in the store.", exists=True)],
+) -> None:
+    """Print a stored file as text, one line a record or entry."""
+    dump_command.run(file)
+
+
+def main() -> None:
+    """The entry point."""
+    app()

@@ -1,0 +1,113 @@
+"""`escrowmq serve`: the service as a process, with its signals and its exit status."""
+
+import os
+import socket
+import sys
+from types import FrameType
+
+import structlog
+import uvicorn
+
+from app.guard import guarded
+from app.main import create_app
+from app.observability import configure_logging
+from app.settings import Settings
+from app.wiring import Wiring
+from storage.local.options import FlushPolicy
+
+EXIT_NO_ADDRESS = 69
+_BACKLOG = 2048
+
+log = structlog.get_logger()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, with our own end: long polls are answered before it waits for the requests in progress."""
+
+    def __init__(self, config: uvicorn.Config, wiring: Wiring) -> None:
+        super().__init__(config)
+        self._wiring = wiring
+        wiring.on_fatal = self._end
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._wiring.begin_stop()
+        # A second signal does not wait for anybody.
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    def _end(self) -> None:
+        self.should_exit = True
+
+
+def run(settings: Settings) -> int:
+    """Serve until told to stop; the exit status."""
+    os.umask(0o077)
+    readable = settings.log_format == "console" or (settings.dev and not settings.log_format)
+    configure_logging(level=settings.log_level, readable=readable)
+    try:
+        listener = _listen(settings.host, settings.port)
+    except OSError as error:
+        log.critical("address_not_available", host=settings.host, port=settings.port, error=str(error))
+        return EXIT_NO_ADDRESS
+    _log_banner(settings, listener)
+    app = create_app(settings)
+    wiring: Wiring = app.state.wiring
+    config = uvicorn.Config(
+        app,
+        http=guarded(settings.http),
+        loop="uvloop",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=max(1, settings.http.stop_timeout_ms // 1000),
+    )
+    _Server(config, wiring).run(sockets=[listener])
+    return wiring.exit_code
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bound before anything is opened, so that a wrong address changes nothing on disk."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    listener.set_inheritable(False)
+    return listener
+
+
+def _log_banner(settings: Settings, listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    durability = (
+        "synced before every answer" if settings.local.flush is FlushPolicy.BEFORE_ACK else "buffered, synced by interval"
+    )
+    log.info(
+        "starting",
+        url=url,
+        docs=f"{url}/docs",
+        data_dir=str(settings.data_dir.resolve()),
+        durability=durability,
+        segment_bytes=settings.local.segment_bytes,
+        max_body_bytes=settings.http.max_body_bytes,
+        keys=len(settings.api_keys),
+    )
+    log.debug("settings", **settings.masked())
+    if settings.dev and sys.stderr.isatty():
+        sys.stderr.write(_FIRST_STEPS.format(url=url))
+
+
+_FIRST_STEPS = """
+  A transaction in three lines:
+    curl {url}/v1/transactions --json '{{"transaction_id":"first","producer_group":"shop",
+      "messages":[{{"topic":"orders","message":{{"json":{{"order":1}},"queue_id":0}}}}]}}'
+    curl -X POST {url}/v1/transactions/first/commit
+    curl '{url}/v1/topics/orders/queues/0/messages'
+
+"""

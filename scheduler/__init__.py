@@ -1,0 +1,1 @@
+"""Later: what runs by the clock."""

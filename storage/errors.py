@@ -1,0 +1,231 @@
+"""Every error the house raises, as one tree, split by who can act.
+
+    MessagingError
+    ├── RejectedError               the caller must change the request
+    │   ├── InvalidRequest          .pointer
+    │   │   └── InvalidMessage
+    │   ├── MessageTooLarge         .limit_bytes
+    │   ├── ReservedName
+    │   ├── UnsupportedCombination
+    │   ├── NotSupportedByEngine    this engine, or this release, cannot do it
+    │   ├── UnknownTopic  UnknownQueue  UnknownGroup  UnknownProducerGroup  UnknownTransaction
+    │   ├── TopicExists  TransactionExists
+    │   ├── OffsetOutOfRange        .requested .available
+    │   │   ├── OffsetExpired
+    │   │   └── OffsetBeyondEnd
+    │   ├── TransactionConflict     .state .resolved_by   decided the other way already
+    │   ├── CheckNotOpen
+    │   ├── IdempotencyKeyReused    same key, another body
+    │   └── IdempotencyInProgress   the first request with this key is still running
+    ├── UnavailableError            the same request may succeed later
+    │   ├── Backpressure            too much is waiting; nothing was stored
+    │   ├── TooManyWaiting          too many long polls are parked
+    │   ├── TooManyOpenTransactions
+    │   ├── StoreRecovering         the store is not open yet
+    │   └── StoreClosed             the store takes nothing new
+    └── StorageError                an operator must look; never retried silently
+        ├── CorruptRecord           .path .physical_offset .reason
+        ├── UnknownFormat           .path .found .expected
+        ├── DirectoryInUse          .path .owner_pid
+        ├── StorageFull             the disk is full
+        └── FlushFailed             final: the store closes and the process exits with 74
+
+The first docstring line says what happened and is the default text. What each becomes over HTTP: `app/problems.py`.
+"""
+
+from pathlib import PurePath
+
+
+class MessagingError(Exception):
+    """Something went wrong."""
+
+    def __init__(self, detail: str | None = None) -> None:
+        super().__init__(detail if detail is not None else (type(self).__doc__ or "").partition("\n")[0])
+
+    @property
+    def detail(self) -> str:
+        return str(self.args[0])
+
+
+class RejectedError(MessagingError):
+    """The request cannot be taken as it is."""
+
+
+class UnavailableError(MessagingError):
+    """The service cannot take this request now; the same request may succeed later."""
+
+
+class StorageError(MessagingError):
+    """The stored data or the disk needs an operator."""
+
+
+# ---------------------------------------------------------------------------------------------------- the caller must act
+
+
+class InvalidRequest(RejectedError):
+    """A field of the request has a value that is not allowed.
+
+    `pointer` is the JSON pointer of the field where one is known, else the empty string.
+    """
+
+    def __init__(self, detail: str | None = None, *, pointer: str = "") -> None:
+        super().__init__(detail)
+        self.pointer = pointer
+
+
+class InvalidMessage(InvalidRequest):
+    """A message has a field whose value is not allowed."""
+
+
+class MessageTooLarge(RejectedError):
+    """The message is larger than its topic allows."""
+
+    def __init__(self, detail: str | None = None, *, limit_bytes: int) -> None:
+        super().__init__(detail)
+        self.limit_bytes = limit_bytes
+
+
+class ReservedName(RejectedError):
+    """The name belongs to the service itself."""
+
+
+class UnsupportedCombination(RejectedError):
+    """These features cannot be used together."""
+
+
+class NotSupportedByEngine(RejectedError):
+    """The storage engine of this installation does not offer this."""
+
+
+class UnknownTopic(RejectedError):
+    """The topic does not exist."""
+
+
+class UnknownQueue(RejectedError):
+    """The topic has no such queue."""
+
+
+class UnknownGroup(RejectedError):
+    """The consumer group does not exist."""
+
+
+class UnknownProducerGroup(RejectedError):
+    """The producer group does not exist."""
+
+
+class UnknownTransaction(RejectedError):
+    """The transaction does not exist."""
+
+
+class TopicExists(RejectedError):
+    """The topic exists with other settings."""
+
+
+class TransactionExists(RejectedError):
+    """A transaction with this id was begun before."""
+
+
+class OffsetOutOfRange(RejectedError):
+    """The queue has no such offset.
+
+    `available` is (first readable offset, offset after the last).
+    """
+
+    def __init__(self, detail: str | None = None, *, requested: int, available: tuple[int, int]) -> None:
+        super().__init__(detail or f"offset {requested} is not in [{available[0]}, {available[1]}]")
+        self.requested = requested
+        self.available = available
+
+
+class OffsetExpired(OffsetOutOfRange):
+    """The message at this offset has been dropped by retention."""
+
+
+class OffsetBeyondEnd(OffsetOutOfRange):
+    """The offset lies behind the end of the queue."""
+
+
+class TransactionConflict(RejectedError):
+    """The transaction was decided the other way."""
+
+    def __init__(self, detail: str | None = None, *, state: str, resolved_by: str) -> None:
+        super().__init__(detail)
+        self.state = state
+        self.resolved_by = resolved_by
+
+
+class CheckNotOpen(RejectedError):
+    """No check with this id is open."""
+
+
+class IdempotencyKeyReused(RejectedError):
+    """The idempotency key was used before with another body."""
+
+
+class IdempotencyInProgress(RejectedError):
+    """The first request with this idempotency key is still running."""
+
+
+# -------------------------------------------------------------------------------------------------------------- try later
+
+
+class Backpressure(UnavailableError):
+    """Too much is waiting to be written; nothing was stored."""
+
+
+class TooManyWaiting(UnavailableError):
+    """Too many requests are already waiting for messages."""
+
+
+class TooManyOpenTransactions(UnavailableError):
+    """Too many transactions are undecided; decide some before beginning more."""
+
+
+class StoreRecovering(UnavailableError):
+    """The store is being recovered and cannot serve yet."""
+
+
+class StoreClosed(UnavailableError):
+    """The store is closed or closing."""
+
+
+# ------------------------------------------------------------------------------------------------- an operator must look
+
+
+class CorruptRecord(StorageError):
+    """A stored record is damaged."""
+
+    def __init__(self, path: PurePath | None, physical_offset: int, reason: str) -> None:
+        place = f"{path} at log offset {physical_offset}" if path is not None else f"log offset {physical_offset}"
+        super().__init__(f"{place}: {reason}")
+        self.path = path
+        self.physical_offset = physical_offset
+        self.reason = reason
+
+
+class UnknownFormat(StorageError):
+    """A stored file is not of a form that this version knows."""
+
+    def __init__(self, path: PurePath, *, found: str, expected: str) -> None:
+        super().__init__(f"{path}: found {found}, expected {expected}")
+        self.path = path
+        self.found = found
+        self.expected = expected
+
+
+class DirectoryInUse(StorageError):
+    """Another process owns this data directory."""
+
+    def __init__(self, path: PurePath, owner_pid: int | None) -> None:
+        owner = f"process {owner_pid}" if owner_pid else "another process"
+        super().__init__(f"{path} is in use by {owner}")
+        self.path = path
+        self.owner_pid = owner_pid
+
+
+class StorageFull(StorageError):
+    """The disk is full; new messages wait for space."""
+
+
+class FlushFailed(StorageError):
+    """A write to the log could not be made durable; whether it was stored is unknown."""

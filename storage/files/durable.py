@@ -1,0 +1,57 @@
+"""Small whole files, replaced atomically: after a crash there is the old content or the new, never a mixture."""
+
+from pathlib import PurePath
+
+from storage.files.vfs import Vfs
+
+
+def replace(vfs: Vfs, path: PurePath, data: bytes, *, scratch: PurePath) -> None:
+    """Durable on return. `scratch` is a folder on the same file system where the new file is made."""
+    made = scratch / path.name
+    file = vfs.open(made, create=True)
+    try:
+        file.extend(0)
+        file.write(0, data)
+        file.sync()
+    finally:
+        file.close()
+    vfs.rename(made, path)
+    vfs.sync_directory(path.parent)
+    vfs.sync_directory(scratch)
+
+
+def read_whole(vfs: Vfs, path: PurePath) -> bytes | None:
+    """The file's content; None where there is no such file."""
+    try:
+        file = vfs.open(path)
+    except FileNotFoundError:
+        return None
+    try:
+        return file.read(0, file.size())
+    finally:
+        file.close()
+
+
+def make_sized(vfs: Vfs, path: PurePath, length: int, *, scratch: PurePath, with_space: bool) -> None:
+    """A file of zeros that appears under its name with its full length, or not at all. Durable on return.
+
+    `with_space`: space is allocated behind every byte (a store through a mapping must not meet a hole); else it is sparse.
+    """
+    made = scratch / f"{path.parent.name}-{path.name}"
+    file = vfs.open(made, create=True)
+    try:
+        try:
+            file.extend(0)
+            if with_space:
+                file.allocate(length)
+            else:
+                file.extend(length)
+            file.sync()
+        except OSError:
+            vfs.remove(made)  # ext4 leaves a partial file where there was no space for all of it
+            raise
+    finally:
+        file.close()
+    vfs.rename(made, path)
+    vfs.sync_directory(path.parent)
+    vfs.sync_directory(scratch)

@@ -1,0 +1,94 @@
+"""A file system that fails: a wrapper around another one whose calls raise OSError when a plan says so."""
+
+from collections.abc import Callable
+from pathlib import PurePath
+
+from storage.files.vfs import File, Lock, MappedRegion, Vfs
+
+# Called before each call that reaches the disk, with its name ("write", "sync", ...) and the file's path; raises to fail it.
+Plan = Callable[[str, PurePath], None]
+
+
+class FaultyFile:
+    def __init__(self, inner: File, path: PurePath, plan: Plan) -> None:
+        self._inner = inner
+        self._path = path
+        self._plan = plan
+
+    def size(self) -> int:
+        return self._inner.size()
+
+    def read(self, offset: int, length: int) -> bytes:
+        self._plan("read", self._path)
+        return self._inner.read(offset, length)
+
+    def read_cached(self, offset: int, length: int) -> bytes | None:
+        self._plan("read", self._path)
+        return self._inner.read_cached(offset, length)
+
+    def next_data(self, offset: int) -> int:
+        return self._inner.next_data(offset)
+
+    def write(self, offset: int, data: bytes) -> None:
+        self._plan("write", self._path)
+        self._inner.write(offset, data)
+
+    def allocate(self, length: int) -> None:
+        self._plan("allocate", self._path)
+        self._inner.allocate(length)
+
+    def extend(self, length: int) -> None:
+        self._plan("extend", self._path)
+        self._inner.extend(length)
+
+    def sync(self) -> None:
+        self._plan("sync", self._path)
+        self._inner.sync()
+
+    def drop_cache(self) -> None:
+        self._inner.drop_cache()
+
+    def map(self) -> MappedRegion:
+        self._plan("map", self._path)
+        return self._inner.map()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class FaultyVfs:
+    def __init__(self, inner: Vfs, plan: Plan) -> None:
+        self._inner = inner
+        self._plan = plan
+
+    def open(self, path: PurePath, *, create: bool = False) -> FaultyFile:
+        self._plan("open", path)
+        return FaultyFile(self._inner.open(path, create=create), path, self._plan)
+
+    def make_directory(self, path: PurePath) -> None:
+        self._plan("make_directory", path)
+        self._inner.make_directory(path)
+
+    def list_directory(self, path: PurePath) -> list[str]:
+        return self._inner.list_directory(path)
+
+    def exists(self, path: PurePath) -> bool:
+        return self._inner.exists(path)
+
+    def rename(self, source: PurePath, target: PurePath) -> None:
+        self._plan("rename", target)
+        self._inner.rename(source, target)
+
+    def remove(self, path: PurePath) -> None:
+        self._plan("remove", path)
+        self._inner.remove(path)
+
+    def sync_directory(self, path: PurePath) -> None:
+        self._plan("sync_directory", path)
+        self._inner.sync_directory(path)
+
+    def lock(self, path: PurePath) -> Lock:
+        return self._inner.lock(path)
+
+    def process_id(self) -> int:
+        return self._inner.process_id()

@@ -1,0 +1,279 @@
+"""A disk in memory that can lose power: what tests and simulations put in the place of the real one.
+
+What it models, so that a store which survives it may be trusted on a real disk:
+
+- a write or a store through a mapping reaches the page cache at once and the disk by 512-byte sectors, each at any time before
+  the file is synced, in any order, in any of the versions it had since the last sync;
+- the length of a file, and the names in a folder, are durable only once the file or the folder is synced; until then each
+  change is kept or lost by itself;
+- a sector is written whole and harms no other (docs/durability.md).
+
+`cut_after` operations the power goes: that operation and all later ones raise PowerCut, and `after_power_cut` gives the disk as
+the next start finds it. `after_kill` gives it as a killed process leaves it: the page cache lives on, nothing more is durable.
+"""
+
+from pathlib import PurePath
+from random import Random
+
+SECTOR_BYTES = 512
+
+
+class PowerCut(BaseException):
+    """The power went. Not an Exception, so that no error handling of the code under test takes it for an error."""
+
+
+class _Inode:
+    """One file: what the page cache shows (`live`), what is on disk, and the versions of each sector in between."""
+
+    __slots__ = ("live", "on_disk", "pending", "sizes")
+
+    def __init__(self) -> None:
+        self.live = bytearray()
+        self.on_disk = bytearray()
+        self.pending: dict[int, list[bytes]] = {}
+        self.sizes: list[int] = []
+
+    def write(self, offset: int, data: bytes) -> None:
+        end = offset + len(data)
+        if end > len(self.live):
+            self.resize(end)
+        self.live[offset:end] = data
+        if data:
+            for sector in range(offset // SECTOR_BYTES, (end - 1) // SECTOR_BYTES + 1):
+                begin = sector * SECTOR_BYTES
+                self.pending.setdefault(sector, []).append(bytes(self.live[begin : begin + SECTOR_BYTES]))
+
+    def resize(self, length: int) -> None:
+        _set_length(self.live, length)
+        self.sizes.append(length)
+
+    def sync(self) -> None:
+        self.on_disk[:] = self.live
+        self.pending.clear()
+        self.sizes.clear()
+
+    def cut(self, randomness: Random) -> "_Inode":
+        survivor = _Inode()
+        disk = bytearray(self.on_disk)
+        if self.sizes and randomness.random() < 0.5:
+            _set_length(disk, randomness.choice(self.sizes))
+        # Three kinds of cut, because each finds other mistakes: every sector by itself, all of them, nearly none.
+        kind = randomness.random()
+        for sector, versions in self.pending.items():
+            if kind < 0.6:
+                kept = randomness.randrange(len(versions) + 1)
+            elif kind < 0.8:
+                kept = len(versions)
+            else:
+                kept = len(versions) if randomness.random() < 0.1 else 0
+            begin = sector * SECTOR_BYTES
+            if kept and begin < len(disk):
+                piece = versions[kept - 1][: len(disk) - begin]
+                disk[begin : begin + len(piece)] = piece
+        survivor.live = bytearray(disk)
+        survivor.on_disk = disk
+        return survivor
+
+
+def _set_length(data: bytearray, length: int) -> None:
+    if length < len(data):
+        del data[length:]
+    else:
+        data.extend(bytes(length - len(data)))
+
+
+class _Change:
+    """One change of a folder that its next sync makes durable: a name now means this file (None: nothing)."""
+
+    __slots__ = ("inode", "name")
+
+    def __init__(self, name: str, inode: _Inode | None) -> None:
+        self.name = name
+        self.inode = inode
+
+
+class _Folder:
+    __slots__ = ("live", "on_disk", "pending")
+
+    def __init__(self) -> None:
+        self.live: dict[str, _Inode] = {}
+        self.on_disk: dict[str, _Inode] = {}
+        self.pending: list[_Change] = []
+
+    def change(self, name: str, inode: _Inode | None) -> None:
+        _apply(self.live, name, inode)
+        self.pending.append(_Change(name, inode))
+
+    def sync(self) -> None:
+        self.on_disk = dict(self.live)
+        self.pending.clear()
+
+
+def _apply(names: dict[str, _Inode], name: str, inode: _Inode | None) -> None:
+    if inode is None:
+        names.pop(name, None)
+    else:
+        names[name] = inode
+
+
+class SimulatedRegion:
+    def __init__(self, disk: "SimulatedDisk", inode: _Inode) -> None:
+        self._disk = disk
+        self._inode = inode
+
+    def store(self, offset: int, data: bytes) -> None:
+        assert offset + len(data) <= len(self._inode.live), "a store behind the end of a mapping is a SIGBUS"
+        self._disk.operate()
+        self._inode.write(offset, data)
+
+    def read(self, offset: int, length: int) -> bytes:
+        return bytes(self._inode.live[offset : offset + length])
+
+    def close(self) -> None:
+        pass
+
+
+class SimulatedFile:
+    def __init__(self, disk: "SimulatedDisk", inode: _Inode) -> None:
+        self._disk = disk
+        self._inode = inode
+
+    def size(self) -> int:
+        return len(self._inode.live)
+
+    def read(self, offset: int, length: int) -> bytes:
+        return bytes(self._inode.live[offset : offset + length])
+
+    def read_cached(self, offset: int, length: int) -> bytes | None:
+        return self.read(offset, length)
+
+    def next_data(self, offset: int) -> int:
+        return offset
+
+    def write(self, offset: int, data: bytes) -> None:
+        self._disk.operate()
+        self._inode.write(offset, data)
+
+    def allocate(self, length: int) -> None:
+        self.extend(max(length, self.size()))
+
+    def extend(self, length: int) -> None:
+        self._disk.operate()
+        self._inode.resize(length)
+
+    def sync(self) -> None:
+        self._disk.operate()
+        self._inode.sync()
+
+    def drop_cache(self) -> None:
+        pass
+
+    def map(self) -> SimulatedRegion:
+        return SimulatedRegion(self._disk, self._inode)
+
+    def close(self) -> None:
+        pass
+
+
+class _SimulatedLock:
+    def __init__(self, held: set[PurePath], path: PurePath) -> None:
+        self._held = held
+        self._path = path
+
+    def close(self) -> None:
+        self._held.discard(self._path)
+
+
+class SimulatedDisk:
+    """A `Vfs` whose power can go. Not thread-safe: a simulation runs on one thread."""
+
+    def __init__(self) -> None:
+        self._folders: dict[PurePath, _Folder] = {}
+        self._locks: set[PurePath] = set()
+        self.operations = 0
+        self.cut_after: int | None = None
+
+    def operate(self) -> None:
+        """One operation that changes the disk is about to happen. Raises PowerCut when its time has come."""
+        if self.cut_after is not None and self.operations >= self.cut_after:
+            raise PowerCut
+        self.operations += 1
+
+    @property
+    def is_off(self) -> bool:
+        return self.cut_after is not None and self.operations >= self.cut_after
+
+    def after_power_cut(self, randomness: Random) -> "SimulatedDisk":
+        survivor = SimulatedDisk()
+        copies: dict[int, _Inode] = {}
+        for path, folder in self._folders.items():
+            names = dict(folder.on_disk)
+            for change in folder.pending:
+                if randomness.random() < 0.5:
+                    _apply(names, change.name, change.inode)
+            rest = survivor._folders[path] = _Folder()
+            for name, inode in names.items():
+                rest.live[name] = copies.setdefault(id(inode), inode.cut(randomness))
+            rest.on_disk = dict(rest.live)
+        return survivor
+
+    def after_kill(self) -> "SimulatedDisk":
+        survivor = SimulatedDisk()
+        survivor._folders = self._folders
+        return survivor
+
+    # ------------------------------------------------------------------------------------------------------------- Vfs
+
+    def open(self, path: PurePath, *, create: bool = False) -> SimulatedFile:
+        folder = self._folder(path.parent)
+        inode = folder.live.get(path.name)
+        if inode is None:
+            if not create:
+                raise FileNotFoundError(str(path))
+            self.operate()
+            inode = _Inode()
+            folder.change(path.name, inode)
+        return SimulatedFile(self, inode)
+
+    def make_directory(self, path: PurePath) -> None:
+        # Folders are durable at once: the store makes them before it promises anything, and syncs their parents.
+        for folder in (path, *path.parents):
+            self._folders.setdefault(folder, _Folder())
+
+    def list_directory(self, path: PurePath) -> list[str]:
+        folders = [folder.name for folder in self._folders if folder.parent == path and folder != path]
+        return sorted([*self._folder(path).live, *folders])
+
+    def exists(self, path: PurePath) -> bool:
+        return path in self._folders or (path.parent in self._folders and path.name in self._folders[path.parent].live)
+
+    def rename(self, source: PurePath, target: PurePath) -> None:
+        self.operate()
+        inode = self._folder(source.parent).live[source.name]
+        self._folder(target.parent).change(target.name, inode)
+        self._folder(source.parent).change(source.name, None)
+
+    def remove(self, path: PurePath) -> None:
+        if path.name not in self._folder(path.parent).live:
+            raise FileNotFoundError(str(path))
+        self.operate()
+        self._folder(path.parent).change(path.name, None)
+
+    def sync_directory(self, path: PurePath) -> None:
+        self.operate()
+        self._folder(path).sync()
+
+    def lock(self, path: PurePath) -> _SimulatedLock:
+        if path in self._locks:
+            raise BlockingIOError(str(path))
+        self._locks.add(path)
+        return _SimulatedLock(self._locks, path)
+
+    def process_id(self) -> int:
+        return 1
+
+    def _folder(self, path: PurePath) -> _Folder:
+        try:
+            return self._folders[path]
+        except KeyError:
+            raise FileNotFoundError(str(path)) from None

@@ -1,0 +1,238 @@
+"""The operating system's files as a Protocol, and the real one.
+
+Everything below the seam that touches a file goes through a `Vfs`, so that tests can put a disk in its place that loses power
+at any sector (`simulated.py`) or fails any call (`faulty.py`). This is the one file of the lower floors that calls `os`.
+
+What is assumed of a disk stands in docs/durability.md: a completed sync is durable, a write does not harm bytes outside it.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+from pathlib import PurePath
+from typing import Protocol
+
+PAGE_BYTES = 4096
+
+
+class MappedRegion(Protocol):
+    """A file held in memory. No view of it leaves this room: a live one would keep it from closing."""
+
+    def store(self, offset: int, data: bytes) -> None:
+        """Copy in one step, so that another process that reads the file never sees zeros in between.
+
+        Only into bytes that are written and on disk: a store into a hole kills the process when the disk is full (SIGBUS).
+        """
+
+    def read(self, offset: int, length: int) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+class File(Protocol):
+    """One open file. Offsets and lengths are bytes. Every call may raise OSError."""
+
+    def size(self) -> int: ...
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Fewer bytes than asked for only at the end of the file."""
+
+    def read_cached(self, offset: int, length: int) -> bytes | None:
+        """As `read`, but None where the disk would have to be asked."""
+
+    def next_data(self, offset: int) -> int:
+        """The first place from `offset` on that may hold anything but zeros; the file's length where there is none."""
+
+    def write(self, offset: int, data: bytes) -> None:
+        """All of it, or OSError."""
+
+    def allocate(self, length: int) -> None:
+        """Give the file this length with space behind every byte; new bytes read as zeros. ENOSPC when there is none."""
+
+    def extend(self, length: int) -> None:
+        """Give the file this length without space behind it: a hole, which reads as zeros."""
+
+    def sync(self) -> None:
+        """Return once what was written, stored through a mapping, allocated or extended is on disk.
+
+        A failure is told once; after it the page cache lies about what the disk holds. Never call again after one.
+        """
+
+    def drop_cache(self) -> None:
+        """Forget cached pages that are on disk, so that the next read sees what the disk has."""
+
+    def map(self) -> MappedRegion: ...
+
+    def close(self) -> None: ...
+
+
+class Lock(Protocol):
+    def close(self) -> None: ...
+
+
+class Vfs(Protocol):
+    """A file system. Files and folders that it makes can be read by their owner alone."""
+
+    def open(self, path: PurePath, *, create: bool = False) -> File:
+        """For reading and writing. FileNotFoundError where it is missing and not to be created."""
+
+    def make_directory(self, path: PurePath) -> None:
+        """Its parents too; fine when it is there."""
+
+    def list_directory(self, path: PurePath) -> list[str]:
+        """Names, sorted. FileNotFoundError where there is no such folder."""
+
+    def exists(self, path: PurePath) -> bool: ...
+
+    def rename(self, source: PurePath, target: PurePath) -> None:
+        """Replaces `target`. Durable once both folders are synced."""
+
+    def remove(self, path: PurePath) -> None: ...
+
+    def sync_directory(self, path: PurePath) -> None:
+        """Return once the names in the folder are on disk."""
+
+    def lock(self, path: PurePath) -> Lock:
+        """Own the folder, or the file from its first byte, until closed. BlockingIOError while another process does."""
+
+    def process_id(self) -> int: ...
+
+
+def is_disk_full(error: Exception) -> bool:
+    """There is no space, or no quota: the one failure of a disk that passes by itself."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+# ---------------------------------------------------------------------------------------------------------- the real one
+
+
+class _OsRegion:
+    def __init__(self, fd: int, length: int) -> None:
+        self._map = mmap.mmap(fd, length)
+
+    def store(self, offset: int, data: bytes) -> None:
+        # One slice assignment: struct.pack_into zeroes the range first, and another process would read the zeros.
+        self._map[offset : offset + len(data)] = data
+
+    def read(self, offset: int, length: int) -> bytes:
+        return self._map[offset : offset + length]
+
+    def close(self) -> None:
+        self._map.close()
+
+
+class _OsFile:
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def read(self, offset: int, length: int) -> bytes:
+        data = os.pread(self._fd, length, offset)
+        if len(data) == length:
+            return data
+        pieces = [data]
+        while data and (missing := length - sum(map(len, pieces))):
+            data = os.pread(self._fd, missing, offset + length - missing)
+            pieces.append(data)
+        return b"".join(pieces)
+
+    def read_cached(self, offset: int, length: int) -> bytes | None:
+        buffer = bytearray(length)
+        try:
+            count = os.preadv(self._fd, [buffer], offset, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
+                return None
+            raise
+        return bytes(buffer) if count == length else None
+
+    def next_data(self, offset: int) -> int:
+        try:
+            return os.lseek(self._fd, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return self.size()
+            if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+                return offset  # the file system cannot tell
+            raise
+
+    def write(self, offset: int, data: bytes) -> None:
+        written = os.pwrite(self._fd, data, offset)
+        while written < len(data):
+            written += os.pwrite(self._fd, memoryview(data)[written:], offset + written)
+
+    def allocate(self, length: int) -> None:
+        os.posix_fallocate(self._fd, 0, length)
+
+    def extend(self, length: int) -> None:
+        os.ftruncate(self._fd, length)
+
+    def sync(self) -> None:
+        # Covers what was stored through a mapping too, and lets other threads run; mmap.flush() holds the GIL.
+        os.fdatasync(self._fd)
+
+    def drop_cache(self) -> None:
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def map(self) -> _OsRegion:
+        return _OsRegion(self._fd, self.size())
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class _OsLock:
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class OsVfs:
+    """The files of this machine."""
+
+    def open(self, path: PurePath, *, create: bool = False) -> _OsFile:
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+        return _OsFile(os.open(path, flags, 0o600))
+
+    def make_directory(self, path: PurePath) -> None:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+
+    def list_directory(self, path: PurePath) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def exists(self, path: PurePath) -> bool:
+        return os.path.exists(path)
+
+    def rename(self, source: PurePath, target: PurePath) -> None:
+        os.rename(source, target)
+
+    def remove(self, path: PurePath) -> None:
+        os.unlink(path)
+
+    def sync_directory(self, path: PurePath) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def lock(self, path: PurePath) -> _OsLock:
+        is_directory = os.path.isdir(path)
+        fd = os.open(path, (os.O_RDONLY if is_directory else os.O_RDWR) | os.O_CLOEXEC)
+        try:
+            # flock is ours: a POSIX lock is lost as soon as any descriptor of the file is closed.
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not is_directory:
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)  # the POSIX lock is for Java's FileChannel.tryLock
+        except BaseException:
+            os.close(fd)
+            raise
+        return _OsLock(fd)
+
+    def process_id(self) -> int:
+        return os.getpid()

@@ -1,0 +1,76 @@
+r"""The properties of a record: one UTF-8 string of `name 0x01 value 0x02` items.
+
+Three kinds share the string: RocketMQ's own names (KEYS, TAGS, ...), ours (all begin with `__`, which RocketMQ ignores), and
+the sender's. The reader skips what is not an item; a bare 0x02 is therefore padding that nobody sees.
+Source: RocketMQ MessageDecoder#messageProperties2String and #string2messageProperties, MessageConst#STRING_HASH_SET.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from storage.message import ORDERING_KEY
+
+NAME_END = "\x01"
+VALUE_END = "\x02"
+MAX_PROPERTIES_BYTES = 32_767  # the length field is a signed 16-bit number
+
+MESSAGE_ID = "UNIQ_KEY"
+KEYS = "KEYS"
+TAGS = "TAGS"
+REAL_TOPIC = "REAL_TOPIC"
+REAL_QUEUE = "REAL_QID"
+PRODUCER_GROUP = "PGROUP"
+TRANSACTION_MARK = "TRAN_MSG"
+TRANSACTION_ID = "__transactionId__"
+
+CONTENT_TYPE = "__content_type"
+EMPTY = "__empty"  # names of the sender's properties whose value is empty: an item without a value is skipped by readers
+
+UNIT = "__unit"  # the two that formats/unit.py adds and takes away again
+SEAL = "__seal"
+
+ROCKETMQ_RESERVED = frozenset(
+    """
+    KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET BUYER_ID ORIGIN_MESSAGE_ID
+    TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG RECONSUME_TIME MSG_REGION TRACE_ON UNIQ_KEY EXTEND_UNIQ_INFO MAX_RECONSUME_TIMES
+    CONSUME_START_TIME POP_CK POP_CK_OFFSET 1ST_POP_TIME TRAN_PREPARED_QUEUE_OFFSET DUP_INFO INSTANCE_ID CORRELATION_ID
+    REPLY_TO_CLIENT TTL ARRIVE_TIME PUSH_REPLY_TIME CLUSTER MSG_TYPE INNER_MULTI_QUEUE_OFFSET INNER_MULTI_DISPATCH INNER_NUM
+    INNER_BASE TIMER_DELAY_MS TIMER_DELAY_SEC TIMER_DELIVER_MS TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS TIMER_ROLL_TIMES TIMER_OUT_MS
+    TIMER_DEL_UNIQKEY TIMER_DELAY_LEVEL BORN_TIMESTAMP DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID CHECK_IMMUNITY_TIME_IN_SECONDS
+    TRANSACTION_CHECK_TIMES
+    """.split()
+)
+
+
+def is_reserved(name: str) -> bool:
+    """May only the house set this property? RocketMQ's names, and all that begin with `__` (ours and theirs)."""
+    return name in ROCKETMQ_RESERVED or name.startswith("__")
+
+
+def encode(items: Iterable[tuple[str, str]]) -> bytes:
+    """The items as a property string. Names and values must be free of 0x01 and 0x02; an empty value is left out."""
+    return "".join([f"{name}{NAME_END}{value}{VALUE_END}" for name, value in items if value]).encode("utf-8")
+
+
+def decode(raw: bytes) -> dict[str, str]:
+    """The items of a property string; of a name that stands twice the last, as RocketMQ reads it.
+
+    Bytes that are not UTF-8 become U+FFFD, as in Java: what a broker stored must stay readable.
+    """
+    properties = {}
+    for item in raw.decode("utf-8", errors="replace").split(VALUE_END):
+        name, _, value = item.partition(NAME_END)
+        if name and value:
+            properties[name] = value
+    return properties
+
+
+def split(properties: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """(the sender's own, the reserved ones)."""
+    own: dict[str, str] = {}
+    reserved: dict[str, str] = {}
+    for name, value in properties.items():
+        (reserved if is_reserved(name) else own)[name] = value
+    return own, reserved
+
+
+assert is_reserved(ORDERING_KEY)

@@ -1,0 +1,210 @@
+"""One record of the commit log: its layout, encode, decode.
+
+    at        size  field                  (all numbers big-endian and signed)
+     0           4  total_bytes            the whole record, this field included
+     4           4  magic                  0xDAA320A7 version 1, 0xDAA320AB version 2, 0xCBD43194 end of file
+     8           4  body_crc               CRC-32 of the stored body, highest bit cleared
+    12           4  queue_number
+    16           4  flag                   the sender's, opaque
+    20           8  queue_offset           the ordinal in its queue
+    28           8  physical_offset        its own address in the log
+    36           4  sys_flag               see below
+    40           8  born_at_ms             the sender's clock
+    48      8 / 20  born_host              address (4 bytes, or 16 when sys_flag says so) and port
+    56           8  stored_at_ms           never goes back along the log
+    64      8 / 20  store_host
+    72           4  reconsume_times
+    76           8  prepared_offset        on a final record: the address of its half record
+    84       4 + n  body_bytes, body
+          1 + n     topic_bytes, topic     version 2: 2 + n; used when the topic is longer than 127 bytes
+          2 + n     properties             formats/properties.py
+
+The end-of-file record is 8 bytes, the first two fields: it says how much of the file is left, and nothing follows it there.
+
+Source: RocketMQ MessageExtEncoder, MessageDecoder, MessageSysFlag, CommitLog.DefaultAppendMessageCallback.
+"""
+
+import struct
+from typing import NamedTuple
+from zlib import crc32
+
+from storage.formats import properties
+from storage.message import QueueId, StoredMessage, TransactionBits
+
+MAGIC_V1 = 0xDAA320A7
+MAGIC_V2 = 0xDAA320AB
+MAGIC_END_OF_FILE = 0xCBD43194
+
+END_OF_FILE_BYTES = 8
+FIXED_BYTES = 91  # version 1 with IPv4 hosts: everything but body, topic and properties
+V1_TOPIC_BYTES = 127
+
+COMPRESSED = 0x1
+TRANSACTION_MASK = 0xC
+BORN_HOST_IPV6 = 0x10
+STORE_HOST_IPV6 = 0x20
+
+# The address RocketMQ gives a broker by default. Nobody dials it: our clients speak HTTP.
+HOST = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)
+
+_START = struct.Struct(">iI")
+_HEADER = struct.Struct(">iIIiiqqiq8sq8siqi")  # with IPv4 hosts: up to and with body_bytes
+_HEADER_TO_BORN = struct.Struct(">iIIiiqqiq")
+_AFTER_BORN = struct.Struct(">q")
+_AFTER_STORE = struct.Struct(">iqi")
+_LENGTH = struct.Struct(">h")
+assert _HEADER.size + 1 + _LENGTH.size == FIXED_BYTES
+
+
+class DamagedRecord(ValueError):
+    """The bytes are not a record; the text says in which way."""
+
+
+class Record(NamedTuple):
+    """Every field of a record as it is stored; `properties` and `body` are raw, hosts are address and port together."""
+
+    magic: int
+    body_crc: int
+    queue_number: int
+    flag: int
+    queue_offset: int
+    physical_offset: int
+    sys_flag: int
+    born_at_ms: int
+    born_host: bytes
+    stored_at_ms: int
+    store_host: bytes
+    reconsume_times: int
+    prepared_offset: int
+    body: bytes
+    topic: str
+    properties: bytes
+
+    @property
+    def transaction(self) -> TransactionBits:
+        return TransactionBits(self.sys_flag & TRANSACTION_MASK)
+
+
+def body_crc(body: bytes) -> int:
+    """RocketMQ's CRC of a body: never negative as a Java int."""
+    return crc32(body) & 0x7FFFFFFF
+
+
+def encode(record: Record) -> bytes:
+    topic = record.topic.encode("utf-8")
+    topic_length = struct.pack(">b" if record.magic == MAGIC_V1 else ">h", len(topic))
+    total = (
+        FIXED_BYTES - 16 - 1
+        + len(record.born_host) + len(record.store_host)
+        + len(topic_length) + len(topic) + len(record.body) + len(record.properties)
+    )  # fmt: skip
+    return b"".join(
+        [
+            _HEADER_TO_BORN.pack(
+                total,
+                record.magic,
+                record.body_crc,
+                record.queue_number,
+                record.flag,
+                record.queue_offset,
+                record.physical_offset,
+                record.sys_flag,
+                record.born_at_ms,
+            ),
+            record.born_host,
+            _AFTER_BORN.pack(record.stored_at_ms),
+            record.store_host,
+            _AFTER_STORE.pack(record.reconsume_times, record.prepared_offset, len(record.body)),
+            record.body,
+            topic_length,
+            topic,
+            _LENGTH.pack(len(record.properties)),
+            record.properties,
+        ]
+    )
+
+
+def encode_end_of_file(remaining_bytes: int) -> bytes:
+    return _START.pack(remaining_bytes, MAGIC_END_OF_FILE)
+
+
+def start(raw: bytes, at: int = 0) -> tuple[int, int]:
+    """(total_bytes, magic) of the record that begins at `at`; nothing is checked."""
+    total, magic = _START.unpack_from(raw, at)
+    return total, magic
+
+
+def decode(raw: bytes, at: int = 0) -> Record:
+    """The record that begins at `at`. The lengths must add up; its checksums are not looked at.
+
+    Raises DamagedRecord.
+    """
+    available = len(raw) - at
+    if available < FIXED_BYTES:
+        raise DamagedRecord(f"{available} bytes are less than the shortest record")
+    (
+        total, magic, crc, queue_number, flag, queue_offset, physical_offset, sys_flag, born_at_ms,
+        born_host, stored_at_ms, store_host, reconsume_times, prepared_offset, body_bytes,
+    ) = _HEADER.unpack_from(raw, at)  # fmt: skip
+    if magic != MAGIC_V1 and magic != MAGIC_V2:
+        raise DamagedRecord(f"magic is {magic:#010x}")
+    if not FIXED_BYTES <= total <= available:
+        raise DamagedRecord(f"length is {total}, {available} bytes are there")
+    body_at = at + _HEADER.size
+    if sys_flag & (BORN_HOST_IPV6 | STORE_HOST_IPV6):
+        cursor = at + _HEADER_TO_BORN.size
+        born_host, cursor = _host(raw, cursor, sys_flag & BORN_HOST_IPV6)
+        (stored_at_ms,) = _AFTER_BORN.unpack_from(raw, cursor)
+        store_host, cursor = _host(raw, cursor + _AFTER_BORN.size, sys_flag & STORE_HOST_IPV6)
+        reconsume_times, prepared_offset, body_bytes = _AFTER_STORE.unpack_from(raw, cursor)
+        body_at = cursor + _AFTER_STORE.size
+    end = at + total
+    topic_at = body_at + body_bytes
+    topic_length_bytes = 1 if magic == MAGIC_V1 else 2
+    if body_bytes < 0 or topic_at + topic_length_bytes > end:
+        raise DamagedRecord(f"body length is {body_bytes} in a record of {total}")
+    topic_bytes = int.from_bytes(raw[topic_at : topic_at + topic_length_bytes], "big", signed=True)
+    properties_at = topic_at + topic_length_bytes + topic_bytes
+    if topic_bytes < 0 or properties_at + _LENGTH.size > end:
+        raise DamagedRecord(f"topic length is {topic_bytes} in a record of {total}")
+    (properties_bytes,) = _LENGTH.unpack_from(raw, properties_at)
+    properties_at += _LENGTH.size
+    if properties_bytes < 0 or properties_at + properties_bytes != end:
+        raise DamagedRecord(f"properties length is {properties_bytes}, {end - properties_at} bytes are left of the record")
+    try:
+        topic = raw[topic_at + topic_length_bytes : topic_at + topic_length_bytes + topic_bytes].decode("utf-8")
+    except UnicodeDecodeError:
+        raise DamagedRecord("the topic is not UTF-8") from None
+    return Record(
+        magic, crc, queue_number, flag, queue_offset, physical_offset, sys_flag, born_at_ms, born_host, stored_at_ms,
+        store_host, reconsume_times, prepared_offset, raw[body_at:topic_at], topic, raw[properties_at:end],
+    )  # fmt: skip
+
+
+def _host(raw: bytes, at: int, is_ipv6: int) -> tuple[bytes, int]:
+    length = 20 if is_ipv6 else 8
+    return raw[at : at + length], at + length
+
+
+def to_message(record: Record) -> StoredMessage:
+    """The record as the house speaks of it: properties parsed and split into the sender's own and the reserved ones."""
+    own, reserved = properties.split(properties.decode(record.properties))
+    reserved.pop(properties.UNIT, None)
+    reserved.pop(properties.SEAL, None)
+    if properties.EMPTY in reserved:
+        own |= dict.fromkeys(reserved.pop(properties.EMPTY).split(","), "")
+    return StoredMessage(
+        queue=QueueId(record.topic, record.queue_number),
+        message_id=reserved.pop(properties.MESSAGE_ID, ""),
+        body=record.body,
+        born_at_ms=record.born_at_ms,
+        key=reserved.pop(properties.KEYS, None),
+        tag=reserved.pop(properties.TAGS, None),
+        properties=own,
+        system=reserved,
+        transaction=record.transaction,
+        prepared_log_offset=record.prepared_offset,
+        queue_offset=record.queue_offset,
+        stored_at_ms=record.stored_at_ms,
+        log_offset=record.physical_offset,
+    )

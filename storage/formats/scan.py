@@ -1,0 +1,341 @@
+"""Walk the bytes of a commit log: which units and records are whole, and where and why the walk stops.
+
+Our units are checked many at a time with numpy: their records lie on 8-byte borders, so candidates are found by their magic
+word, the chain `position + length = next position` leaves the real ones, and each unit's crc32c is compared with its seal. What
+numpy does not accept is judged alone, and then the reason is known. Records that a RocketMQ broker wrote are judged alone too,
+by its rules: the lengths add up and the body's CRC is right.
+"""
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from storage.formats import properties, unit
+from storage.formats import record as records
+from storage.formats.record import DamagedRecord
+
+Ints = NDArray[np.int64]
+
+_SEAL_DIGITS_AND_END = 9
+_RECORD_MAGICS = (records.MAGIC_V1, records.MAGIC_V2)
+
+
+class Stop(Enum):
+    WINDOW_END = "the bytes at hand end inside a unit"
+    END_OF_FILE = "an end-of-file record"
+    EMPTY = "zeros"
+    DAMAGED = "damage"
+
+
+class Scan(NamedTuple):
+    """What a walk found: the whole records in order, and where it stopped.
+
+    `record_offsets` are log offsets. `end` is the log offset behind the last whole unit. `epoch` and `synced_offset` are the
+    highest that a unit of ours stated, 0 where there is none.
+    """
+
+    record_offsets: Ints
+    record_bytes: Ints
+    end: int
+    stop: Stop
+    reason: str
+    epoch: int
+    synced_offset: int
+
+
+class Unit(NamedTuple):
+    """One whole unit, or one record of a broker's: positions are relative to the bytes it was read from."""
+
+    end: int
+    records: list[tuple[int, int]]
+    item: unit.UnitItem | None
+
+
+class Halt(NamedTuple):
+    """Why no unit begins here."""
+
+    stop: Stop
+    reason: str = ""
+
+
+def scan(window: bytes, window_offset: int, *, begin: int, segment_end: int, epoch: int = 0) -> Scan:
+    """Walk from log offset `begin`, where a unit must begin.
+
+    `window_offset` is the log offset of the first byte of `window`, best a multiple of 8; `segment_end` that of the end of its
+    file. A unit of an epoch below `epoch` is a ghost of an earlier life and stops the walk.
+    """
+    found: list[tuple[Ints, Ints]] = []
+    at = begin - window_offset
+    synced_offset = 0
+    while True:
+        run = _scan_units(window, at, window_offset, epoch)
+        if run is not None:
+            found.append((run.positions, run.sizes))
+            at = run.end
+            epoch, synced_offset = run.item.epoch, max(synced_offset, run.item.synced_offset)
+        step = judge(window, at, window_offset, segment_end=segment_end, epoch=epoch)
+        if isinstance(step, Halt):
+            break
+        positions, sizes = zip(*step.records, strict=True)
+        found.append((np.array(positions, np.int64), np.array(sizes, np.int64)))
+        at = step.end
+        if step.item is not None and step.item.first_offset == window_offset + positions[0]:
+            epoch, synced_offset = step.item.epoch, max(synced_offset, step.item.synced_offset)
+    offsets = np.concatenate([positions for positions, _ in found]) if found else np.empty(0, np.int64)
+    lengths = np.concatenate([sizes for _, sizes in found]) if found else np.empty(0, np.int64)
+    return Scan(offsets + window_offset, lengths, window_offset + at, step.stop, step.reason, epoch, synced_offset)
+
+
+def judge(window: bytes, at: int, window_offset: int, *, segment_end: int, epoch: int = 0) -> Unit | Halt:
+    """The unit that begins at `at`, or why there is none.
+
+    A record without a unit item, or with an intact one that names another place, is a broker's and stands alone.
+    """
+    offset = window_offset + at
+    if at + records.END_OF_FILE_BYTES > len(window):
+        if window_offset + len(window) == segment_end:
+            return Halt(Stop.DAMAGED, "the file ends without an end-of-file record")
+        return Halt(Stop.WINDOW_END)
+    total, magic = records.start(window, at)
+    if magic == records.MAGIC_END_OF_FILE:
+        if total == segment_end - offset:
+            return Halt(Stop.END_OF_FILE)
+        return Halt(Stop.DAMAGED, f"the end-of-file record says that {total} bytes are left, {segment_end - offset} are")
+    if total == 0 and magic == 0:
+        return Halt(Stop.EMPTY)
+    if magic not in _RECORD_MAGICS:
+        return Halt(Stop.DAMAGED, f"magic is {magic:#010x}")
+    if total < records.FIXED_BYTES or offset + total > segment_end:
+        return Halt(Stop.DAMAGED, f"record length is {total}, {segment_end - offset} bytes are left of the file")
+    if at + total > len(window):
+        return Halt(Stop.WINDOW_END)
+    item = _item_at_end(window, at + total)
+    if item is not None and item.first_offset == offset:
+        return _judge_unit(window, at, window_offset, item, segment_end=segment_end, epoch=epoch)
+    return _judge_foreign(window, at, window_offset, total, item, segment_end=segment_end)
+
+
+def _judge_unit(
+    window: bytes, at: int, window_offset: int, item: unit.UnitItem, *, segment_end: int, epoch: int
+) -> Unit | Halt:
+    if item.epoch < epoch:
+        return Halt(Stop.DAMAGED, f"the unit is of epoch {item.epoch}, before it lies one of {epoch}")
+    item_bytes = unit.encode_item(item)
+    found = []
+    cursor = at
+    for number in range(1, item.record_count + 1):
+        of_unit = f"record {number} of the {item.record_count} of the unit"
+        total, magic = records.start(window, cursor) if cursor + records.END_OF_FILE_BYTES <= len(window) else (0, 0)
+        end = cursor + max(total, records.END_OF_FILE_BYTES)
+        if end > len(window) and window_offset + end <= segment_end:
+            return Halt(Stop.WINDOW_END)
+        if magic not in _RECORD_MAGICS or total < records.FIXED_BYTES or end > len(window):
+            return Halt(Stop.DAMAGED, f"{of_unit} is none")
+        item_at = end - unit.UNIT_ITEM_BYTES - (unit.SEAL_BYTES if number == item.record_count else 0)
+        if not window.startswith(item_bytes, item_at):
+            return Halt(Stop.DAMAGED, f"{of_unit} does not belong to it")
+        found.append((cursor, total))
+        cursor = end
+    digits_at = cursor - _SEAL_DIGITS_AND_END
+    seal = unit.seal_of(memoryview(window)[at:digits_at])
+    if not window.startswith(unit.SEAL_START, cursor - unit.SEAL_BYTES) or window[digits_at:cursor] != seal:
+        return Halt(Stop.DAMAGED, f"the crc32c of the unit of {item.record_count} records differs from its seal")
+    return Unit(cursor, found, item)
+
+
+def _judge_foreign(
+    window: bytes, at: int, window_offset: int, total: int, item: unit.UnitItem | None, *, segment_end: int
+) -> Unit | Halt:
+    """A record that no unit of ours begins with: a broker's by RocketMQ's rules, or damaged."""
+    offset = window_offset + at
+    end = at + total
+    try:
+        record = records.decode(window[at:end])
+    except DamagedRecord as damage:
+        return Halt(Stop.DAMAGED, str(damage))
+    if record.physical_offset != offset:
+        return Halt(Stop.DAMAGED, f"the record says that it lies at log offset {record.physical_offset}")
+    if records.body_crc(record.body) != record.body_crc:
+        return Halt(Stop.DAMAGED, "the CRC of the body differs")
+    fields = properties.decode(record.properties)
+    if properties.UNIT in fields or properties.SEAL in fields:
+        item = _copied_item(fields)
+        if item is None or item.first_offset == offset:
+            return Halt(Stop.DAMAGED, "the unit item of the record is not intact")
+    # A unit whose first record lost its item: the second one still says where the unit begins.
+    if end + records.END_OF_FILE_BYTES > len(window):
+        return Unit(end, [(at, total)], item) if window_offset + end == segment_end else Halt(Stop.WINDOW_END)
+    next_total, next_magic = records.start(window, end)
+    if next_magic in _RECORD_MAGICS and records.FIXED_BYTES <= next_total <= segment_end - window_offset - end:
+        if end + next_total > len(window):
+            return Halt(Stop.WINDOW_END)
+        follower = _item_at_end(window, end + next_total)
+        if follower is not None and follower.first_offset == offset:
+            return Halt(Stop.DAMAGED, "the next record says that a unit begins here")
+    return Unit(end, [(at, total)], item)
+
+
+def _item_at_end(window: bytes, end: int) -> unit.UnitItem | None:
+    """The unit item in its place at the end of a record, before the seal where there is one."""
+    sealed = window.startswith(unit.SEAL_START, end - unit.SEAL_BYTES)
+    return unit.decode_item(window, end - unit.UNIT_ITEM_BYTES - (unit.SEAL_BYTES if sealed else 0))
+
+
+def _copied_item(fields: Mapping[str, str]) -> unit.UnitItem | None:
+    """The intact unit item that a broker copied with the other properties, in whatever order."""
+    return unit.decode_item(unit.UNIT_ITEM_START + fields.get(properties.UNIT, "").encode("utf-8") + b"\x02")
+
+
+def units_between(
+    window: bytes, window_offset: int, begin: int, end: int, *, segment_end: int, epoch: int
+) -> Iterator[unit.UnitItem]:
+    """The items of the whole units of ours that begin anywhere in [begin, end) of the log, of an epoch not below `epoch`.
+
+    What a power cut leaves behind the end of the log is any mixture of whole, torn and missing sectors; each of these units
+    still tells how far the log had been synced when it was written.
+    """
+    aligned = -(-begin // unit.ALIGNMENT) * unit.ALIGNMENT
+    for position in _candidates(window, aligned - window_offset).tolist():
+        if window_offset + position >= end:
+            return
+        total, _ = records.start(window, position)
+        if total < records.FIXED_BYTES or position + total > len(window):
+            continue
+        item = _item_at_end(window, position + total)
+        if item is not None and item.first_offset == window_offset + position:
+            step = judge(window, position, window_offset, segment_end=segment_end, epoch=epoch)
+            if isinstance(step, Unit):
+                yield item
+
+
+# ----------------------------------------------------------------------------------------------- many units at a time
+
+
+class _Run(NamedTuple):
+    positions: Ints
+    sizes: Ints
+    end: int
+    item: unit.UnitItem
+
+
+def _word(raw: bytes) -> np.uint64:
+    """Eight bytes as the number that numpy reads them as on this machine."""
+    return np.uint64(np.frombuffer(raw, np.uint64)[0])
+
+
+_MAGICS = np.frombuffer(
+    records.MAGIC_V1.to_bytes(4, "big") + records.MAGIC_V2.to_bytes(4, "big"), np.uint32
+)  # as they lie in the file
+_SEVEN_BYTES = _word(b"\xff" * 7 + b"\0")
+_SEAL_WORD = _word(unit.SEAL_START + b"\0")
+_EVERY_0F = np.uint64(0x0F0F0F0F0F0F0F0F)
+_EVERY_01 = np.uint64(0x0101010101010101)
+
+
+def _candidates(window: bytes, at: int) -> Ints:
+    """Positions from `at` on, on 8-byte borders, where a record's magic stands in its place."""
+    halves = np.frombuffer(window, np.uint32, (len(window) - at) // 8 * 2, at)[1::2]
+    return np.flatnonzero((halves == _MAGICS[0]) | (halves == _MAGICS[1])) * 8 + at
+
+
+def _scan_units(window: bytes, at: int, window_offset: int, epoch: int) -> _Run | None:
+    """The run of whole units of ours that begins at `at`; None where there is none. Says nothing about what ends it."""
+    if (window_offset + at) % unit.ALIGNMENT or window_offset % unit.ALIGNMENT:
+        return None
+    positions = _candidates(window, at)
+    if not len(positions) or positions[0] != at:
+        return None
+    lengths = np.frombuffer(window, np.uint32, len(window) // 4)
+    positions, sizes = _chain(positions, lengths[positions // 4].byteswap().astype(np.int32).astype(np.int64))
+    ends = positions + sizes
+    whole = int(np.searchsorted(ends, len(window), side="right"))
+    positions, sizes, ends = positions[:whole], sizes[:whole], ends[:whole]
+
+    words = np.frombuffer(window, np.uint64, len(window) // 8)
+    last = np.flatnonzero((words[ends // 8 - 2] & _SEVEN_BYTES) == _SEAL_WORD)
+    if not len(last):
+        return None
+    first = np.concatenate(([0], last[:-1] + 1))
+    starts, unit_ends = positions[first], ends[last]
+
+    good = _seals_match(window, words, starts, unit_ends) & (_stated_offsets(lengths, starts) == starts + window_offset)
+    epochs = _epoch_digits(words, ends[first], first == last)
+    floor = _word(b"%08x" % epoch).byteswap()
+    good &= epochs >= np.maximum.accumulate(np.concatenate(([floor], epochs[:-1])))
+    count = len(good) if good.all() else int(np.argmin(good))
+    if not count:
+        return None
+    end = int(unit_ends[count - 1])
+    tail = unit.UNIT_ITEM_BYTES + unit.SEAL_BYTES
+    item = unit.decode_item(window, end - tail)
+    if item is None:
+        return None
+    kept = int(last[count - 1]) + 1
+    return _Run(positions[:kept], sizes[:kept], end, item)
+
+
+def _chain(positions: Ints, sizes: Ints) -> tuple[Ints, Ints]:
+    """Of the candidates those that follow one another from the first; a magic inside a body is skipped."""
+    legal = (sizes >= records.FIXED_BYTES) & (sizes % unit.ALIGNMENT == 0)
+    nexts = positions + sizes
+    breaks = np.flatnonzero((nexts[:-1] != positions[1:]) | ~legal[:-1])
+    if not len(breaks):
+        kept = len(positions) if legal[-1] else len(positions) - 1
+        return positions[:kept], sizes[:kept]
+    runs = []
+    begin = 0
+    while True:
+        index = int(np.searchsorted(breaks, begin))
+        last = int(breaks[index]) if index < len(breaks) else len(positions) - 1
+        if not legal[last]:
+            runs.append(np.arange(begin, last))
+            break
+        runs.append(np.arange(begin, last + 1))
+        begin = int(np.searchsorted(positions, nexts[last]))
+        if begin == len(positions) or positions[begin] != nexts[last]:
+            break
+    chain = np.concatenate(runs)
+    return positions[chain], sizes[chain]
+
+
+def _seals_match(window: bytes, words: NDArray[np.uint64], starts: Ints, ends: Ints) -> NDArray[np.bool_]:
+    """Is each unit's crc32c the one in its seal, digit by digit?"""
+    view = memoryview(window)
+    sealed = map(view.__getitem__, map(slice, starts.tolist(), (ends - _SEAL_DIGITS_AND_END).tolist()))
+    sums = np.fromiter(map(crc32c, sealed), np.uint64, len(starts))
+    found = _digits_across(words, ends // 8 - 2)
+    closed = (words[ends // 8 - 1].byteswap() & np.uint64(0xFF)) == np.uint64(2)
+    return np.asarray((found == _hexadecimal(sums)) & closed)
+
+
+def _stated_offsets(lengths: NDArray[np.uint32], starts: Ints) -> Ints:
+    """The physical_offset field of the record at each position; it lies on a 4-byte border."""
+    high = lengths[starts // 4 + 7].byteswap().astype(np.uint64)
+    low = lengths[starts // 4 + 8].byteswap().astype(np.uint64)
+    return ((high << np.uint64(32)) | low).astype(np.int64)
+
+
+def _epoch_digits(words: NDArray[np.uint64], first_ends: Ints, is_sealed: NDArray[np.bool_]) -> NDArray[np.uint64]:
+    """The eight epoch digits of each unit as one number; as their text sorts, so do they."""
+    item_words = first_ends // 8 - np.where(is_sealed, 8, 6)
+    return _digits_across(words, item_words + 3)
+
+
+def _digits_across(words: NDArray[np.uint64], index: Ints) -> NDArray[np.uint64]:
+    """The eight bytes that begin with the last byte of each word, first byte highest."""
+    first = words[index].byteswap() & np.uint64(0xFF)
+    rest = words[index + 1].byteswap() >> np.uint64(8)
+    return np.asarray((first << np.uint64(56)) | rest)
+
+
+def _hexadecimal(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Each 32-bit number as its eight lower-case digits, first digit highest."""
+    spread = (numbers | (numbers << np.uint64(16))) & np.uint64(0x0000FFFF0000FFFF)
+    spread = (spread | (spread << np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
+    spread = (spread | (spread << np.uint64(4))) & _EVERY_0F
+    is_letter = ((spread + _EVERY_01 * np.uint64(6)) >> np.uint64(4)) & _EVERY_01
+    return np.asarray(spread + _EVERY_01 * np.uint64(0x30) + is_letter * np.uint64(0x27))

@@ -1,0 +1,189 @@
+r"""The append unit: what one append call wrote, kept or cut as a whole.
+
+A unit is one or more records behind one another. RocketMQ sees ordinary records; what makes them a unit are two property items
+at the end of their property strings, which it skips or carries along:
+
+    own properties   0x02 padding   unit item                        every record
+    own properties   0x02 padding   unit item   seal                 the last record
+
+The padding makes every record end on a multiple of 8 bytes. Both items are whole 8-byte words, so they lie on word borders and
+a scan finds them without parsing.
+
+    unit item, 48 bytes, the same in every record of the unit
+    at  size  field
+     0     7  "__unit" 0x01
+     7    12  first_offset    hexadecimal, where the unit begins in the log
+    19    12  synced_offset   up to where the log was known to be on disk when this was appended
+    31     8  epoch           of the store; rises at each start after a crash
+    39     4  record_count
+    43     4  check           the low 16 bits of the crc32c of the 36 digits before it
+    47     1  0x02
+
+    seal, 16 bytes
+     0     7  "__seal" 0x01
+     7     8  crc32c of every byte of the unit before these digits, hexadecimal
+    15     1  0x02
+
+The `check` of the unit item exists for one question: is a record whose item names another place a copy that a broker made of an
+older record (item intact), or is it damaged (item not intact)?
+"""
+
+import struct
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+from zlib import crc32
+
+from crc32c import crc32c
+
+from storage.errors import InvalidMessage
+from storage.formats import properties
+from storage.formats.record import FIXED_BYTES, HOST, MAGIC_V1, MAGIC_V2, V1_TOPIC_BYTES
+from storage.message import Message
+
+ALIGNMENT = 8
+UNIT_ITEM_BYTES = 48
+SEAL_BYTES = 16
+UNIT_ITEM_START = b"__unit\x01"
+SEAL_START = b"__seal\x01"
+MAX_RECORDS = 0xFFFF
+MAX_LOG_OFFSET = 1 << 48
+
+_VALUE_END = b"\x02"
+_DIGITS = struct.Struct("12s12s8s4s4s")
+_CRC_MASK = 0x7FFFFFFF  # body_crc of formats/record.py, inlined in the loop below
+
+_HEAD = struct.Struct(">iIIiiqq48si")  # formats/record.py up to body_bytes, with the constant middle packed apart
+_MIDDLE = struct.Struct(">iq8sq8siq")
+_LENGTHS = [struct.pack(">h", n) for n in range(properties.MAX_PROPERTIES_BYTES + 1)]
+_PADDING = [_VALUE_END * n for n in range(ALIGNMENT)]
+assert _MIDDLE.size == 48
+assert len(UNIT_ITEM_START) + _DIGITS.size + 1 == UNIT_ITEM_BYTES
+assert UNIT_ITEM_BYTES % ALIGNMENT == SEAL_BYTES % ALIGNMENT == 0
+
+
+class UnitItem(NamedTuple):
+    first_offset: int
+    synced_offset: int
+    epoch: int
+    record_count: int
+
+
+class EncodedUnit(NamedTuple):
+    """The bytes of a unit, and the length of each of its records."""
+
+    data: bytes
+    record_bytes: list[int]
+
+
+def encode_item(item: UnitItem) -> bytes:
+    digits = b"%012x%012x%08x%04x" % item
+    return b"%b%b%04x%b" % (UNIT_ITEM_START, digits, crc32c(digits) & 0xFFFF, _VALUE_END)
+
+
+def decode_item(raw: bytes, at: int = 0) -> UnitItem | None:
+    """The unit item at `at`; None where there is none or it is not intact."""
+    end = at + UNIT_ITEM_BYTES
+    if len(raw) < end or not raw.startswith(UNIT_ITEM_START, at):
+        return None
+    digits = raw[at + len(UNIT_ITEM_START) : end - 1]
+    try:
+        first_offset, synced_offset, epoch, record_count, _ = (int(field, 16) for field in _DIGITS.unpack(digits))
+    except ValueError:
+        return None
+    item = UnitItem(first_offset, synced_offset, epoch, record_count)
+    # Compared as bytes: int() also takes capitals, spaces, signs and underscores, none of which we write.
+    return item if raw[at:end] == encode_item(item) else None
+
+
+def seal_of(data: bytes | memoryview) -> bytes:
+    """The seal that belongs behind these bytes of a unit (which end with the seal's name)."""
+    return b"%08x%b" % (crc32c(data), _VALUE_END)
+
+
+def encode(
+    messages: Sequence[Message],
+    queue_offsets: Sequence[int],
+    *,
+    first_offset: int,
+    synced_offset: int,
+    epoch: int,
+    stored_at_ms: int,
+) -> EncodedUnit:
+    """The messages as one unit that begins at `first_offset`. Every record ends on a multiple of 8.
+
+    Raises InvalidMessage when the properties of a message are longer than a record can hold.
+    """
+    # This loop is the price of a message in a batch (benchmarks/append.py): what is constant is packed once, what is known
+    # is looked up, and no helper is called for the common shape of a message.
+    item = encode_item(UnitItem(first_offset, synced_offset, epoch, len(messages)))
+    parts: list[bytes] = []
+    sizes: list[int] = []
+    place = first_offset
+    left = len(messages)
+    topic = None
+    topic_field = b""
+    magic = MAGIC_V1
+    middle = b""
+    middle_of: tuple[int, int, int] | None = None
+    pack_head = _HEAD.pack
+    for message, queue_offset in zip(messages, queue_offsets, strict=True):
+        body = message.body
+        own = _property_string(message)
+        queue = message.queue
+        if queue.topic is not topic:
+            topic = queue.topic
+            magic, topic_field = _topic_field(topic)
+        constants = (message.transaction, message.born_at_ms, message.prepared_log_offset)
+        if constants != middle_of:
+            middle_of = constants
+            flags, born_at_ms, prepared_offset = constants
+            middle = _MIDDLE.pack(flags, born_at_ms, HOST, stored_at_ms, HOST, 0, prepared_offset)
+        left -= 1
+        additions = UNIT_ITEM_BYTES if left else UNIT_ITEM_BYTES + SEAL_BYTES
+        size = FIXED_BYTES - 1 + len(topic_field) + len(body) + len(own) + additions
+        padding = -(place + size) & (ALIGNMENT - 1)
+        size += padding
+        properties_bytes = len(own) + padding + additions
+        if properties_bytes > properties.MAX_PROPERTIES_BYTES:
+            raise InvalidMessage(f"the properties of message {message.message_id} take {properties_bytes} bytes")
+        parts += (
+            pack_head(
+                size, magic, crc32(body) & _CRC_MASK, queue.number, 0, queue_offset, place, middle, len(body)
+            ),
+            body,
+            topic_field,
+            _LENGTHS[properties_bytes],
+            own,
+            _PADDING[padding],
+            item,
+        )  # fmt: skip
+        sizes.append(size)
+        place += size
+    parts.append(SEAL_START)
+    data = b"".join(parts)
+    return EncodedUnit(data + seal_of(data), sizes)
+
+
+def _property_string(message: Message) -> bytes:
+    key = message.key
+    tag = message.tag
+    if message.system or message.properties or key is None or tag is None:
+        items = [(properties.MESSAGE_ID, message.message_id), (properties.KEYS, key or ""), (properties.TAGS, tag or "")]
+        items += message.system.items()
+        items += message.properties.items()
+        items.append((properties.EMPTY, ",".join([name for name, value in message.properties.items() if not value])))
+        return properties.encode(items)
+    return f"UNIQ_KEY\x01{message.message_id}\x02KEYS\x01{key}\x02TAGS\x01{tag}\x02".encode()
+
+
+def _topic_field(topic: str) -> tuple[int, bytes]:
+    raw = topic.encode("utf-8")
+    if len(raw) <= V1_TOPIC_BYTES:
+        return MAGIC_V1, struct.pack(">b", len(raw)) + raw
+    return MAGIC_V2, struct.pack(">h", len(raw)) + raw
+
+
+def offsets(first_offset: int, record_bytes: Sequence[int]) -> list[int]:
+    """Where each record begins, and behind them where the unit ends."""
+    return list(accumulate(record_bytes, initial=first_offset))

@@ -1,0 +1,41 @@
+"""New public ids: opaque, prefixed, ordered by time, impossible to guess.
+
+An id is a prefix and 24 characters that stand for 18 bytes: six of wall-clock milliseconds, twelve random (96 bits). The
+alphabet keeps the order of the bytes, so ids sort by the millisecond in which they were made.
+
+Randomness is handed in: `SystemRandom` in production, a seeded `random.Random` in tests. This is its one home.
+"""
+
+import binascii
+import random
+from random import Random, SystemRandom
+
+from storage.clock import Clock
+
+__all__ = ["Identifiers", "Random", "SystemRandom"]
+
+ID_BYTES = 18
+ID_CHARACTERS = 24
+
+_BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+_SORTED = b"-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
+_TO_SORTED = bytes.maketrans(_BASE64, _SORTED)
+
+
+class Identifiers:
+    """Makes ids; holds no state but its two sources."""
+
+    def __init__(self, clock: Clock, randomness: random.Random) -> None:
+        self._clock = clock
+        self._randomness = randomness
+
+    def new(self, prefix: str) -> str:
+        return self.many(prefix, 1)[0]
+
+    def many(self, prefix: str, count: int) -> list[str]:
+        """`count` ids of one moment; one call to the random source serves them all."""
+        moment = self._clock.wall_ms().to_bytes(6, "big")
+        noise = self._randomness.randbytes(12 * count)
+        raw = b"".join([moment + noise[at : at + 12] for at in range(0, 12 * count, 12)])
+        text = binascii.b2a_base64(raw, newline=False).translate(_TO_SORTED).decode("ascii")
+        return [f"{prefix}_{text[at : at + ID_CHARACTERS]}" for at in range(0, ID_CHARACTERS * count, ID_CHARACTERS)]

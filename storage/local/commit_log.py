@@ -1,0 +1,201 @@
+"""The commit log: every message of the store, in one sequence of bytes.
+
+Reads here; the writer (`log_writer.py`) owns the end of it. A unit that this process wrote or has verified is served without
+asking again, another is verified first: damage is found and never served.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from threading import Lock
+
+from storage.errors import CorruptRecord
+from storage.files.segments import Segments
+from storage.formats import record as records
+from storage.formats import scan, unit
+from storage.formats.record import DamagedRecord, Record
+
+_HOT_BYTES = 32 << 20  # behind the writer, the mapping is in memory: it has just been stored into
+_VERIFY_WINDOW = 1 << 20
+_MAX_VERIFIED_RANGES = 100_000
+
+
+class CommitLog:
+    def __init__(self, segments: Segments, *, trusted_from: int, written_end: int) -> None:
+        """What lies at or behind `trusted_from` was verified by recovery, or is written by this process."""
+        self.segments = segments
+        self.trusted_from = trusted_from
+        self.written_end = written_end  # the writer moves it
+        self._verified = _Ranges()
+
+    @property
+    def first_offset(self) -> int:
+        return self.segments.first_offset
+
+    def read_now(self, offset: int, length: int) -> Record | None:
+        """The record, or None where the disk must be asked (then `read`, in a thread that may wait).
+
+        Raises CorruptRecord.
+        """
+        if offset >= self.trusted_from and offset >= self.written_end - _HOT_BYTES:
+            return self._decode(self.segments.read_mapped(offset, length), offset, length)
+        if offset < self.trusted_from and not self._verified.covers(offset):
+            return None
+        raw = self.segments.read_cached(offset, length)
+        return None if raw is None else self._decode(raw, offset, length)
+
+    def read(self, offset: int, length: int) -> Record:
+        """The record that lies there. May wait for the disk. Raises CorruptRecord."""
+        raw = self.segments.read(offset, length)
+        record = self._decode(raw, offset, length)
+        if offset < self.trusted_from and not self._verified.covers(offset):
+            self._verify(record, offset)
+        return record
+
+    def _decode(self, raw: bytes, offset: int, length: int) -> Record:
+        try:
+            record = records.decode(raw)
+        except DamagedRecord as damage:
+            raise self.corrupt(offset, str(damage)) from None
+        if len(raw) != length or record.physical_offset != offset or records.start(raw)[0] != length:
+            raise self.corrupt(offset, f"the record says it lies at {record.physical_offset}")
+        return record
+
+    def _verify(self, record: Record, offset: int) -> None:
+        """Check the unit that the record belongs to; where it fails, the record alone.
+
+        Of a damaged unit the records are served in which no damage shows, as long as it shows in one of them: then it is known
+        where the damage is. Where it shows in none, a header or a property is wrong and nobody can tell whose.
+        """
+        item = self._item_of(record, offset)
+        if item is None:
+            self._verify_without_item(offset)
+            return
+        step = self._judge(item.first_offset)
+        if isinstance(step, scan.Unit):
+            self._verified.add(item.first_offset, item.first_offset + step.end)
+            return
+        if records.body_crc(record.body) != record.body_crc:
+            raise self.corrupt(offset, "the CRC of the body differs")
+        if not any(self._is_damaged_alone(place, size) for place, size in self._chain(item)):
+            raise self.corrupt(offset, f"its unit at {item.first_offset} is damaged: {step.reason}")
+
+    def _item_of(self, record: Record, offset: int) -> unit.UnitItem | None:
+        """The record's unit item, where the record belongs to that unit: a broker's copy carries one of another place."""
+        for tail in (0, unit.SEAL_BYTES):
+            item = unit.decode_item(record.properties, max(0, len(record.properties) - unit.UNIT_ITEM_BYTES - tail))
+            if item is not None and any(place == offset for place, _ in self._chain(item)):
+                return item
+        return None
+
+    def _verify_without_item(self, offset: int) -> None:
+        """A broker's record, or one of ours that lost its item: what lies before it tells which. Walk to it from the last
+        place where a unit is known to begin."""
+        segment = self.segments.find(offset)
+        begin = self._verified.end_before(offset, at_least=segment.base_offset)
+        end, reason = begin, ""
+        while end <= offset and not reason:
+            window = segment.file.read(end - segment.base_offset, _VERIFY_WINDOW)
+            found = scan.scan(window, end, begin=end, segment_end=segment.end_offset)
+            if found.stop is scan.Stop.WINDOW_END and found.end == end:
+                step = self._judge(end)
+                reason = step.reason if isinstance(step, scan.Halt) else ""
+                end += step.end if isinstance(step, scan.Unit) else 0
+            else:
+                reason = "" if found.stop is scan.Stop.WINDOW_END else found.reason or found.stop.value
+                end = found.end
+        self._verified.add(begin, end)
+        if end > offset:
+            return
+        # Damage lies before the record. It may be in the record's own unit.
+        damaged = self._item_at(end)
+        if damaged is not None and any(place == offset for place, _ in self._chain(damaged)):
+            raise self.corrupt(offset, f"its unit at {end} is damaged: {reason}")
+        step = self._judge(offset)
+        if isinstance(step, scan.Halt):
+            raise self.corrupt(offset, step.reason)
+
+    def _judge(self, first_offset: int) -> scan.Unit | scan.Halt:
+        segment = self.segments.find(first_offset)
+        length = _VERIFY_WINDOW
+        while True:
+            window = segment.file.read(first_offset - segment.base_offset, length)
+            step = scan.judge(window, 0, first_offset, segment_end=segment.end_offset)
+            if isinstance(step, scan.Unit) or step.stop is not scan.Stop.WINDOW_END:
+                return step
+            length *= 4
+
+    def _item_at(self, offset: int) -> unit.UnitItem | None:
+        """The unit item of the record that begins here, where it says that the unit does too."""
+        total = self._length_at(offset)
+        try:
+            record = records.decode(self.segments.read(offset, total))
+        except DamagedRecord:
+            return None
+        item = self._item_of(record, offset)
+        return item if item is not None and item.first_offset == offset else None
+
+    def _chain(self, item: unit.UnitItem) -> Iterator[tuple[int, int]]:
+        """(place, length) of the records that the item counts, as far as their lengths lead."""
+        place = item.first_offset
+        if not self.first_offset <= place < self.segments.end_offset:
+            return
+        for _ in range(item.record_count):
+            length = self._length_at(place)
+            if not length:
+                return
+            yield place, length
+            place += length
+
+    def _length_at(self, offset: int) -> int:
+        """The length of the record that begins here; 0 where none can."""
+        segment = self.segments.find(offset)
+        raw = segment.file.read(offset - segment.base_offset, records.END_OF_FILE_BYTES)
+        total = records.start(raw)[0] if len(raw) == records.END_OF_FILE_BYTES else 0
+        return total if records.FIXED_BYTES <= total <= segment.end_offset - offset else 0
+
+    def _is_damaged_alone(self, offset: int, length: int) -> bool:
+        try:
+            record = records.decode(self.segments.read(offset, length))
+        except DamagedRecord:
+            return True
+        return records.body_crc(record.body) != record.body_crc or record.physical_offset != offset
+
+    def corrupt(self, offset: int, reason: str) -> CorruptRecord:
+        return CorruptRecord(self.segments.find(offset).path, offset, reason)
+
+
+class _Ranges:
+    """A set of log offsets as ranges that do not touch. The reading lane adds, the owner's thread asks.
+
+    Forgets everything when it grows too long: then it is verified anew.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._begins: list[int] = []
+        self._ends: list[int] = []
+
+    def covers(self, offset: int) -> bool:
+        with self._lock:
+            index = bisect_right(self._begins, offset) - 1
+            return index >= 0 and offset < self._ends[index]
+
+    def end_before(self, offset: int, *, at_least: int) -> int:
+        """The end of the last range that ends at or before `offset`."""
+        with self._lock:
+            index = bisect_right(self._ends, offset) - 1
+            return max(at_least, self._ends[index]) if index >= 0 else at_least
+
+    def add(self, begin: int, end: int) -> None:
+        if begin == end:
+            return
+        with self._lock:
+            if len(self._begins) >= _MAX_VERIFIED_RANGES:
+                self._begins.clear()
+                self._ends.clear()
+            first = bisect_left(self._ends, begin)
+            last = bisect_right(self._begins, end)
+            if first < last:
+                begin, end = min(begin, self._begins[first]), max(end, self._ends[last - 1])
+            self._begins[first:last] = [begin]
+            self._ends[first:last] = [end]

@@ -1,0 +1,193 @@
+"""Consume queues: for each queue of a topic, where its messages lie in the log. Derived; the log gives them back.
+
+New entries are kept in memory until the derive lane has written them; only entries of records that are durable are written,
+so the files never say more than the log. The owner's thread owns the tables, the derive lane writes files, the read lane reads.
+"""
+
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import NamedTuple
+
+from storage.files import durable
+from storage.files.handles import Handles
+from storage.files.vfs import Vfs
+from storage.formats import names, queue_entry
+from storage.formats.queue_entry import ENTRY_BYTES, QueueEntry
+from storage.message import OffsetRange, QueueId
+
+_KEPT_IN_MEMORY = 256  # entries behind the last flush: tailing consumers never ask a file
+_READ_AHEAD = 128  # entries fetched from a file at once
+
+
+class ConsumeQueue:
+    """One queue. The writer assigns `next_offset`; readers see what lies in `bounds`."""
+
+    __slots__ = ("_recent", "_recent_from", "_unflushed_from", "end", "first", "id", "next_offset")
+
+    def __init__(self, queue: QueueId, *, first: int, end: int) -> None:
+        self.id = queue
+        self.first = first
+        self.end = end  # behind the last visible message
+        self.next_offset = end  # of the next message that is appended
+        self._recent: list[bytes] = []  # entries [_recent_from, end)
+        self._recent_from = end
+        self._unflushed_from = end
+
+    @property
+    def bounds(self) -> OffsetRange:
+        return OffsetRange(self.first, self.end)
+
+    @property
+    def has_unflushed(self) -> bool:
+        return self._unflushed_from < self.end
+
+    def append(self, entry: bytes) -> None:
+        """The entry of the message at `end`, which becomes visible."""
+        self._recent.append(entry)
+        self.end += 1
+
+    def recent(self, queue_offset: int, count: int) -> list[QueueEntry] | None:
+        """Entries from memory; None where they are only in the file."""
+        at = queue_offset - self._recent_from
+        if at < 0:
+            return None
+        return [queue_entry.decode(entry) for entry in self._recent[at : at + count]]
+
+    def take_unflushed(self) -> "Unflushed":
+        at = self._unflushed_from - self._recent_from
+        return Unflushed(self, self._unflushed_from, b"".join(self._recent[at:]))
+
+    def note_flushed(self, queue_offset: int) -> None:
+        """Entries below are in the file."""
+        self._unflushed_from = queue_offset
+        surplus = queue_offset - self._recent_from - _KEPT_IN_MEMORY
+        if surplus > _KEPT_IN_MEMORY:  # in larger steps: each one moves the rest of the list
+            del self._recent[:surplus]
+            self._recent_from += surplus
+
+
+class Unflushed(NamedTuple):
+    queue: ConsumeQueue
+    queue_offset: int
+    entries: bytes
+
+    @property
+    def end(self) -> int:
+        return self.queue_offset + len(self.entries) // ENTRY_BYTES
+
+
+class ConsumeQueues:
+    """All queues of a store, by topic and number. A queue is known from its first message on, or as its topic is made known."""
+
+    def __init__(self) -> None:
+        self._queues: dict[QueueId, ConsumeQueue] = {}
+        self._counts: dict[str, int] = {}
+
+    def __iter__(self) -> Iterator[ConsumeQueue]:
+        return iter(self._queues.values())
+
+    def __getitem__(self, queue: QueueId) -> ConsumeQueue:
+        """Raises KeyError."""
+        return self._queues[queue]
+
+    def count(self, topic: str) -> int:
+        """How many queues the topic has; 0 where it is not known."""
+        return self._counts.get(topic, 0)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return self._counts
+
+    def bounds_of(self, queue: QueueId) -> OffsetRange:
+        """Of a queue that is not known: an empty range."""
+        found = self._queues.get(queue)
+        return found.bounds if found is not None else OffsetRange(0, 0)
+
+    def holds_messages(self, topic: str) -> bool:
+        return any(self._queues[QueueId(topic, number)].end for number in range(self.count(topic)))
+
+    def grow(self, topic: str, count: int) -> None:
+        """The topic has at least so many queues."""
+        for number in range(self.count(topic), count):
+            queue = QueueId(topic, number)
+            self._queues[queue] = ConsumeQueue(queue, first=0, end=0)
+        self._counts[topic] = max(count, self.count(topic))
+
+    def restore(self, queue: QueueId, bounds: OffsetRange) -> None:
+        """The queue as a snapshot knows it."""
+        self.grow(queue.topic, queue.number + 1)
+        self._queues[queue] = ConsumeQueue(queue, first=bounds.first, end=bounds.end)
+
+    def replay(self, queue: QueueId, queue_offset: int, entry: bytes) -> int | None:
+        """Recovery found this record. None: taken. Else the offset that the queue expects, and nothing is taken."""
+        found = self._queues.get(queue)
+        if found is None:
+            self.grow(queue.topic, queue.number + 1)
+            found = self._queues[queue]
+        if found.end == found.first == 0 and queue_offset:
+            # The queue begins here: what came before it has been dropped with its segments.
+            self._queues[queue] = found = ConsumeQueue(queue, first=queue_offset, end=queue_offset)
+        if found.end != queue_offset:
+            return found.end
+        found.append(entry)
+        found.next_offset = found.end
+        return None
+
+
+class QueueFiles:
+    """The files of all queues: sparse, of one length, `<topic>/<queue>/<20 digits of the byte address>`."""
+
+    def __init__(self, vfs: Vfs, directory: PurePath, *, entries_per_file: int, max_open: int, scratch: PurePath) -> None:
+        self._vfs = vfs
+        self._directory = directory
+        self._file_bytes = entries_per_file * ENTRY_BYTES
+        self._scratch = scratch
+        self._handles = Handles(vfs, limit=max_open)
+        self._unsynced: set[PurePath] = set()
+
+    def read(self, queue: QueueId, queue_offset: int, count: int) -> list[QueueEntry]:
+        """Up to `count` entries of one file; the read lane's."""
+        path, at = self._place(queue, queue_offset)
+        length = min(max(count, _READ_AHEAD) * ENTRY_BYTES, self._file_bytes - at)
+        with self._handles.use(path) as file:
+            raw = file.read(at, length)
+        return list(queue_entry.decode_all(raw[: len(raw) // ENTRY_BYTES * ENTRY_BYTES]))[:count]
+
+    def write(self, unflushed: Unflushed) -> None:
+        """The derive lane's."""
+        queue, queue_offset, entries = unflushed.queue.id, unflushed.queue_offset, unflushed.entries
+        while entries:
+            path, at = self._place(queue, queue_offset)
+            piece = entries[: self._file_bytes - at]
+            if not self._vfs.exists(path):
+                self._make(path, fillers=at // ENTRY_BYTES if queue_offset == unflushed.queue.first else 0)
+            with self._handles.use(path) as file:
+                file.write(at, piece)
+            self._unsynced.add(path)
+            queue_offset += len(piece) // ENTRY_BYTES
+            entries = entries[len(piece) :]
+
+    def sync(self) -> None:
+        """Everything written is durable on return; the derive lane's."""
+        for path in sorted(self._unsynced):
+            with self._handles.use(path) as file:
+                file.sync()
+        self._unsynced.clear()
+
+    def close(self) -> None:
+        self._handles.close()
+
+    def _make(self, path: PurePath, *, fillers: int) -> None:
+        if not self._vfs.exists(path.parent):
+            self._vfs.make_directory(path.parent)
+            self._vfs.sync_directory(path.parent.parent)
+            self._vfs.sync_directory(self._directory)
+        durable.make_sized(self._vfs, path, self._file_bytes, scratch=self._scratch, with_space=False)
+        if fillers:
+            with self._handles.use(path) as file:
+                file.write(0, queue_entry.FILLER * fillers)
+
+    def _place(self, queue: QueueId, queue_offset: int) -> tuple[PurePath, int]:
+        address = queue_offset * ENTRY_BYTES
+        at = address % self._file_bytes
+        return self._directory / queue.topic / str(queue.number) / names.file_name(address - at), at

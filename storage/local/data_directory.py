@@ -1,0 +1,87 @@
+"""Where everything of a store lies, and who owns it.
+
+    <directory>/
+      commitlog/       the log, RocketMQ's layout
+      consumequeue/    <topic>/<queue>/, derived
+      checkpoint       how far what is on disk
+      abort            there while a process writes: a start that finds it recovers
+      lock             RocketMQ's lock file
+      snapshots/       derived tables of ours
+      making/          files that have not got their name yet; emptied at each start
+
+The lock that counts is on the directory itself and taken before anything is read: a lock file can be deleted, and then lets a
+second owner in. RocketMQ's `lock` file is locked as well, so that a broker keeps out while we run.
+"""
+
+from pathlib import PurePath
+
+from storage.errors import DirectoryInUse
+from storage.files import durable
+from storage.files.vfs import Lock, Vfs
+
+
+class DataDirectory:
+    """Owns the directory from construction to `close`. Raises DirectoryInUse."""
+
+    def __init__(self, vfs: Vfs, root: PurePath) -> None:
+        self.vfs = vfs
+        self.root = root
+        self.commit_log = root / "commitlog"
+        self.consume_queues = root / "consumequeue"
+        self.snapshots = root / "snapshots"
+        self.making = root / "making"
+        self.checkpoint = root / "checkpoint"
+        self._abort_mark = root / "abort"
+        vfs.make_directory(root)
+        self._locks: list[Lock] = [self._lock(root)]
+        try:
+            self._make_layout()
+            self._locks.append(self._lock(root / "lock"))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def is_marked(self) -> bool:
+        """Did the last owner end without closing in order?"""
+        return self.vfs.exists(self._abort_mark)
+
+    def mark(self) -> None:
+        """From now on a crash shows; durable on return. Before the first append."""
+        durable.replace(self.vfs, self._abort_mark, str(self.vfs.process_id()).encode(), scratch=self.making)
+
+    def unmark(self) -> None:
+        """Everything is on disk and in order; durable on return. The last act of an owner."""
+        self.vfs.remove(self._abort_mark)
+        self.vfs.sync_directory(self.root)
+
+    def close(self) -> None:
+        for lock in reversed(self._locks):
+            lock.close()
+        self._locks.clear()
+
+    def _make_layout(self) -> None:
+        for folder in (self.commit_log, self.consume_queues, self.snapshots, self.making):
+            self.vfs.make_directory(folder)
+        self.vfs.sync_directory(self.root)
+        self.vfs.sync_directory(self.root.parent)
+        for name in self.vfs.list_directory(self.making):
+            self.vfs.remove(self.making / name)
+        lock_file = self.vfs.open(self.root / "lock", create=True)
+        try:
+            lock_file.write(0, b"lock")
+        finally:
+            lock_file.close()
+
+    def _lock(self, path: PurePath) -> Lock:
+        try:
+            return self.vfs.lock(path)
+        except BlockingIOError:
+            raise DirectoryInUse(self.root, self._owner_pid()) from None
+
+    def _owner_pid(self) -> int | None:
+        try:
+            text = (durable.read_whole(self.vfs, self._abort_mark) or b"").decode("ascii")
+        except (OSError, UnicodeDecodeError):
+            return None
+        return int(text) if text.isdigit() else None

@@ -1,0 +1,176 @@
+"""Keeps what is derived from the log on disk: consume queues every second, snapshots every ten or every 64 MiB of log.
+
+Nothing derived is written before the log below it is durable, so after a power cut no queue file and no snapshot knows more
+than the log. One round runs at a time: collect in the owner's thread, wait until that much of the log is durable, write in the
+derive lane.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from storage.clock import Clock
+from storage.files.vfs import is_disk_full
+from storage.local.checkpoint_file import CheckpointFile
+from storage.local.consume_queue import ConsumeQueue, ConsumeQueues, QueueFiles, Unflushed
+from storage.local.flusher import Flusher
+from storage.local.group_offsets import QUEUE as OFFSET_QUEUE
+from storage.local.group_offsets import GroupOffsets
+from storage.local.log_writer import LogWriter
+from storage.local.options import LocalStoreOptions
+from storage.local.recovery import QUEUES_SNAPSHOT, QueuesSnapshot
+from storage.local.runner import Lane, Runner, Timer
+from storage.local.snapshot_files import SnapshotFiles
+from storage.store import Snapshot
+
+OFFSETS_SNAPSHOT = "group_offsets"
+
+
+class _Round(NamedTuple):
+    """What one round writes: entries, and snapshots by name (with the consume queues' the round is a thorough one)."""
+
+    log_end: int
+    stored_at_ms: int
+    unflushed: list[Unflushed]
+    snapshots: dict[str, Snapshot]
+    is_thorough: bool
+
+
+class Deriver:
+    """The owner's thread."""
+
+    def __init__(
+        self,
+        queues: ConsumeQueues,
+        files: QueueFiles,
+        snapshots: SnapshotFiles,
+        offsets: GroupOffsets,
+        checkpoint: CheckpointFile,
+        writer: LogWriter,
+        flusher: Flusher,
+        runner: Runner,
+        clock: Clock,
+        options: LocalStoreOptions,
+        *,
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._queues = queues
+        self._files = files
+        self._snapshots = snapshots
+        self._offsets = offsets
+        self._checkpoint = checkpoint
+        self._writer = writer
+        self._flusher = flusher
+        self._runner = runner
+        self._clock = clock
+        self._options = options
+        self._on_failure = on_failure
+        self._dirty: set[ConsumeQueue] = {queue for queue in queues if queue.has_unflushed}
+        self._kept: dict[str, Snapshot] = {}
+        self._round: _Round | None = None
+        self._is_writing = False
+        self._waiting: list[Callable[[bool], None]] = []
+        self._thorough_ms = clock.monotonic_ms()
+        self._thorough_end = writer.visible_end
+        self._timer: Timer | None = None
+
+    @property
+    def backlog_bytes(self) -> int:
+        """How much log a start would have to replay."""
+        return self._writer.visible_end - self._thorough_end
+
+    def note_visible(self, queues: Iterable[ConsumeQueue]) -> None:
+        self._dirty.update(queues)
+
+    def keep(self, name: str, snapshot: Snapshot) -> None:
+        """Save the snapshot with the next thorough round, in place of an older one of the name."""
+        self._kept[name] = snapshot
+
+    def start(self) -> None:
+        self._timer = self._runner.later(self._options.queue_flush_interval_ms, self._tick)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def run_thorough(self, done: Callable[[bool], None]) -> None:
+        """Write and sync everything derived, then call `done`: with False where the disk has no space for it."""
+        self._waiting.append(done)
+        self._begin(is_thorough=True)
+
+    def on_flushed(self) -> None:
+        """The log is durable a piece further."""
+        if self._round is not None and not self._is_writing and self._flusher.durable_end >= self._round.log_end:
+            self._write(self._round)
+
+    def _tick(self) -> None:
+        self.start()
+        now_ms = self._clock.monotonic_ms()
+        is_thorough = self.backlog_bytes > 0 and (
+            now_ms - self._thorough_ms >= self._options.snapshot_interval_ms
+            or self.backlog_bytes >= self._options.snapshot_log_bytes
+        )
+        if self._dirty or self._kept or is_thorough:
+            self._begin(is_thorough=is_thorough)
+
+    def _begin(self, *, is_thorough: bool) -> None:
+        if self._round is not None:
+            return
+        dirty, self._dirty = self._dirty, set()
+        snapshots: dict[str, Snapshot] = {}
+        log_end, stored_at_ms = self._writer.visible_end, self._writer.visible_stored_at_ms
+        if is_thorough:
+            snapshots, self._kept = self._kept, {}
+            if self._offsets.has_changed:
+                snapshots[OFFSETS_SNAPSHOT] = Snapshot(self._offsets.encode(), {OFFSET_QUEUE: self._queues[OFFSET_QUEUE].end})
+            # The last one: it moves the place where a start begins to replay.
+            snapshots[QUEUES_SNAPSHOT] = QueuesSnapshot.of(self._queues, log_offset=log_end, stored_at_ms=stored_at_ms).wrap()
+        unflushed = [queue.take_unflushed() for queue in dirty]
+        self._round = _Round(log_end, stored_at_ms, unflushed, snapshots, is_thorough)
+        self._flusher.request(log_end, stored_at_ms)
+        self.on_flushed()
+
+    def _write(self, round_: _Round) -> None:
+        self._is_writing = True
+
+        def write() -> None:
+            for unflushed in round_.unflushed:
+                self._files.write(unflushed)
+            if round_.is_thorough:
+                self._files.sync()
+            for name, snapshot in round_.snapshots.items():
+                self._snapshots.save(name, snapshot)
+
+        self._runner.beside(Lane.DERIVE, write, lambda _: self._written(round_), self._failed)
+
+    def _written(self, round_: _Round) -> None:
+        self._round = None
+        self._is_writing = False
+        for unflushed in round_.unflushed:
+            unflushed.queue.note_flushed(unflushed.end)
+        if round_.is_thorough:
+            self._thorough_ms = self._clock.monotonic_ms()
+            self._thorough_end = round_.log_end
+            self._runner.beside(
+                Lane.FLUSH, lambda: self._checkpoint.note_queues(round_.stored_at_ms), lambda _: None, self._on_failure
+            )  # fmt: skip
+        if self._waiting:
+            if round_.is_thorough and self.backlog_bytes == 0:
+                self._finish(True)
+            else:
+                self._begin(is_thorough=True)
+
+    def _failed(self, error: Exception) -> None:
+        """A full disk is waited out: what is derived stays in memory. Any other failure leaves files that nobody can trust."""
+        round_, self._round = self._round, None
+        self._is_writing = False
+        if round_ is None or not is_disk_full(error):
+            self._on_failure(error)
+            return
+        self._dirty.update(unflushed.queue for unflushed in round_.unflushed)
+        self._kept = {**round_.snapshots, **self._kept}
+        self._finish(False)
+
+    def _finish(self, succeeded: bool) -> None:
+        waiting, self._waiting = self._waiting, []
+        for done in waiting:
+            done(succeeded)

@@ -1,0 +1,47 @@
+"""Flushes by time, for stores that answer from the page cache [FlushRealTimeService].
+
+Every interval: when enough pages wait, or when the last thorough flush is long enough ago, everything written is flushed.
+"""
+
+from storage.clock import Clock
+from storage.files.vfs import PAGE_BYTES
+from storage.local.flusher import Flusher
+from storage.local.log_writer import LogWriter
+from storage.local.options import LocalStoreOptions
+from storage.local.runner import Runner, Timer
+
+
+class IntervalFlush:
+    """The owner's thread."""
+
+    def __init__(self, writer: LogWriter, flusher: Flusher, runner: Runner, clock: Clock, options: LocalStoreOptions) -> None:
+        self._writer = writer
+        self._flusher = flusher
+        self._runner = runner
+        self._clock = clock
+        self._options = options
+        self._thorough_ms = clock.monotonic_ms()
+        self._timer: Timer | None = None
+
+    def start(self) -> None:
+        self._timer = self._runner.later(self._options.flush_interval_ms, self._tick)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def run_once(self, now_ms: int) -> bool:
+        """Flush if it is time to; says whether it was."""
+        # Page indexes, not byte counts. Source: RocketMQ DefaultMappedFile#isAbleToFlush.
+        pages = self._writer.written_end // PAGE_BYTES - self._flusher.durable_end // PAGE_BYTES
+        is_thorough = now_ms - self._thorough_ms >= self._options.flush_thorough_interval_ms
+        if is_thorough:
+            self._thorough_ms = now_ms
+        if not is_thorough and (pages < self._options.flush_least_pages):
+            return False
+        self._flusher.request(self._writer.written_end, self._writer.stored_at_ms)
+        return True
+
+    def _tick(self) -> None:
+        self.start()
+        self.run_once(self._clock.monotonic_ms())

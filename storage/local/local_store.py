@@ -1,0 +1,593 @@
+"""A `MessageStore` on this machine: the bridge between asyncio above and the plain parts below.
+
+The event loop on which it is opened owns it; every method is called there.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePath
+from typing import Literal, NamedTuple, TypeVar
+
+import structlog
+
+from storage.clock import Clock
+from storage.errors import (
+    CorruptRecord,
+    FlushFailed,
+    InvalidRequest,
+    OffsetBeyondEnd,
+    OffsetExpired,
+    StoreClosed,
+    UnknownQueue,
+    UnknownTopic,
+)
+from storage.files.segments import Segments
+from storage.files.vfs import Vfs
+from storage.formats import record as records
+from storage.formats import unit
+from storage.identifiers import Identifiers
+from storage.local import group_offsets
+from storage.local.arrivals import Arrivals
+from storage.local.checkpoint_file import CheckpointFile
+from storage.local.commit_log import CommitLog
+from storage.local.consume_queue import ConsumeQueue, QueueFiles
+from storage.local.data_directory import DataDirectory
+from storage.local.deriver import OFFSETS_SNAPSHOT, Deriver
+from storage.local.event_loop import EventLoopRunner
+from storage.local.flusher import Flusher
+from storage.local.group_offsets import GroupOffsets
+from storage.local.interval_flush import IntervalFlush
+from storage.local.log_writer import AppendCall, LogWriter
+from storage.local.options import FlushPolicy, LocalStoreOptions
+from storage.local.preparer import Preparer
+from storage.local.recovery import Progress, Recovered, Report, recover
+from storage.local.runner import Lane, Runner
+from storage.local.snapshot_files import SnapshotFiles
+from storage.message import Appended, Durability, Message, OffsetRange, QueueId, StoredMessage
+from storage.store import Snapshot
+
+T = TypeVar("T")
+log = structlog.get_logger()
+
+
+class StoreStatus(NamedTuple):
+    """Numbers for operators; byte positions of the log."""
+
+    first_offset: int
+    written_end: int
+    durable_end: int
+    visible_end: int
+    queued_bytes: int
+    pressure: float
+    replay_backlog_bytes: int
+    last_flush_ms: int
+
+
+class LocalMessageStore:
+    """Made by `open`."""
+
+    @classmethod
+    async def open(
+        cls,
+        directory: PurePath,
+        options: LocalStoreOptions,
+        vfs: Vfs,
+        clock: Clock,
+        identifiers: Identifiers,
+        *,
+        runner: Runner | None = None,
+        progress: Progress = lambda walked, to_walk: None,
+        on_failure: Callable[[Exception], None] = lambda error: None,
+    ) -> "LocalMessageStore":
+        """Take the store's directory, recover what is there, get ready to append.
+
+        `on_failure` is told once when the store can no longer be trusted to keep anything; the process should end then.
+        Raises DirectoryInUse, UnknownFormat, CorruptRecord.
+        """
+        own_runner = EventLoopRunner() if runner is None else None
+        used = runner or own_runner
+        assert used is not None
+        try:
+            files = await _in_lane(used, Lane.READ, lambda: _Files.open(directory, options, vfs, clock, progress))
+        except BaseException:
+            if own_runner is not None:
+                own_runner.close()
+            raise
+        return cls(options, files, clock, identifiers, used, own_runner, on_failure)
+
+    def __init__(
+        self,
+        options: LocalStoreOptions,
+        files: "_Files",
+        clock: Clock,
+        identifiers: Identifiers,
+        runner: Runner,
+        own_runner: EventLoopRunner | None,
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        recovered = files.recovered
+        self._options = options
+        self._files = files
+        self._clock = clock
+        self._identifiers = identifiers
+        self._runner = runner
+        self._own_runner = own_runner
+        self._on_failure = on_failure
+        self._failure: Exception | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._is_closed = False
+        self._waits = True
+        self._drained: asyncio.Future[None] | None = None
+        self._kept: asyncio.Future[bool] | None = None
+        self._synced: list[tuple[int, asyncio.Future[None]]] = []
+        self._queues = recovered.queues
+        self._offsets = files.offsets
+        self._arrivals = Arrivals()
+        self._log = CommitLog(files.segments, trusted_from=recovered.walked_from, written_end=recovered.end)
+        self._preparer = Preparer(
+            files.segments,
+            runner,
+            prepared_end=recovered.end,
+            ahead_bytes=options.prepare_ahead_bytes,
+            on_prepared=self._on_prepared,
+            on_full=self._on_full,
+            on_failure=self._fail,
+        )
+        self._writer = LogWriter(
+            self._log,
+            self._preparer,
+            runner,
+            clock,
+            options,
+            epoch=recovered.epoch,
+            last_stored_at_ms=recovered.last_stored_at_ms,
+            on_visible=self._on_visible,
+        )
+        self._flusher = Flusher(
+            files.segments,
+            files.checkpoint,
+            runner,
+            clock,
+            durable_end=recovered.end,
+            epoch=recovered.epoch,
+            on_flushed=self._on_flushed,
+            on_failure=self._fail,
+        )
+        self._writer.attach(self._flusher)
+        self._deriver = Deriver(
+            self._queues,
+            files.queue_files,
+            files.snapshots,
+            self._offsets,
+            files.checkpoint,
+            self._writer,
+            self._flusher,
+            runner,
+            clock,
+            options,
+            on_failure=self._fail,
+        )
+        self._interval = IntervalFlush(self._writer, self._flusher, runner, clock, options)
+        self._queues.grow(group_offsets.QUEUE.topic, 1)
+        self._preparer.advance(recovered.end)
+        self._deriver.start()
+        if options.flush is FlushPolicy.INTERVAL:
+            self._interval.start()
+
+    # --------------------------------------------------------------------------------------------------- MessageStore
+
+    async def create_topic(self, topic: str, *, queue_count: int) -> None:
+        known = self._queues.count(topic)
+        if queue_count < known:
+            raise InvalidRequest(f"topic {topic} has {known} queues; their number cannot shrink to {queue_count}")
+        self._queues.grow(topic, queue_count)
+
+    async def queues(self, topic: str) -> tuple[QueueId, ...]:
+        count = self._queues.count(topic)
+        if not count:
+            raise UnknownTopic(f"topic {topic} does not exist")
+        return tuple(QueueId(topic, number) for number in range(count))
+
+    async def append(self, messages: Sequence[Message], *, durability: Durability | None = None) -> list[Appended]:
+        if not messages:
+            return []
+        if len(messages) > unit.MAX_RECORDS:
+            raise InvalidRequest(f"{len(messages)} messages in one append, at most {unit.MAX_RECORDS} fit")
+        answer: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
+        queues = self._queues_of(messages)
+        self._writer.add(AppendCall(messages, queues, durability, done=_answering(answer), failed=_failing(answer)))
+        return await answer
+
+    async def read(self, queue: QueueId, queue_offset: int, *, max_messages: int, max_bytes: int) -> list[StoredMessage]:
+        found = self._readable(queue, queue_offset)
+        count = min(max_messages, found.end - queue_offset)
+        messages = self._read_now(found, queue_offset, count, max_bytes)
+        if messages is None:
+            messages = await self._in_lane(
+                Lane.READ, lambda: self._read_waiting(found, queue_offset, count, max_bytes)
+            )  # fmt: skip
+        return messages
+
+    async def offsets(self, queue: QueueId) -> OffsetRange:
+        return self._queue(queue).bounds
+
+    async def wait_for_arrival(self, queue: QueueId, queue_offset: int, *, timeout_ms: int) -> bool:
+        found = self._queue(queue)
+        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        while found.end <= queue_offset and self._waits:
+            left_ms = deadline_ms - self._clock.monotonic_ms()
+            if left_ms <= 0:
+                return False
+            arrival: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            wake = _waking(arrival)
+            forget = self._arrivals.wait(queue, wake)
+            timer = self._runner.later(left_ms, wake)
+            try:
+                await arrival
+            finally:
+                forget()
+                timer.cancel()
+        return found.end > queue_offset
+
+    async def committed_offset(self, group: str, queue: QueueId) -> int | None:
+        self._queue(queue)
+        return self._offsets.get(group, queue)
+
+    async def commit_offset(self, group: str, queue: QueueId, queue_offset: int) -> None:
+        bounds = self._queue(queue).bounds
+        if not 0 <= queue_offset <= bounds.end:
+            raise OffsetBeyondEnd(requested=queue_offset, available=bounds)
+        message = group_offsets.commit_message(
+            group, queue, queue_offset, message_id=self._identifiers.new("msg"), now_ms=self._clock.wall_ms()
+        )
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(_: list[Appended]) -> None:
+            # Here and not in the caller's turn: a snapshot of the table must never miss a message that can be read.
+            self._offsets.set(group, queue, queue_offset)
+            _resolve(answer, None)
+
+        call = AppendCall([message], [self._queues[group_offsets.QUEUE]], Durability.SYNCED, done=done, failed=_failing(answer))
+        self._writer.add(call)
+        await answer
+
+    def stop_waiting(self) -> None:
+        """Every reader that waits, or will, returns at once: the service stops."""
+        self._waits = False
+        self._arrivals.wake_all()
+
+    async def aclose(self) -> None:
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    # --------------------------------------------------------------------------------------------------------- extras
+
+    async def topics(self) -> Mapping[str, int]:
+        """TopicListing."""
+        return {topic: count for topic, count in self._queues.counts.items() if self._queues.holds_messages(topic)}
+
+    def is_durable(self, log_offset: int | None) -> bool:
+        """SyncedPosition."""
+        return log_offset is not None and log_offset < self._flusher.durable_end
+
+    async def wait_durable(self, appended: Appended) -> None:
+        """SyncedPosition."""
+        if appended.durable or appended.log_offset is None or self.is_durable(appended.log_offset):
+            return
+        if self._failure is not None:
+            raise FlushFailed
+        synced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._synced.append((appended.log_offset, synced))
+        self._flusher.request(self._writer.written_end, self._writer.stored_at_ms)
+        await synced
+
+    async def save_snapshot(self, name: str, snapshot: Snapshot) -> None:
+        """Snapshots. Written with the next thorough round; nothing waits for it."""
+        self._deriver.keep(name, snapshot)
+
+    async def load_snapshot(self, name: str) -> Snapshot | None:
+        """Snapshots."""
+        return await self._in_lane(Lane.READ, lambda: self._files.load_snapshot(name, self._queues.bounds_of))
+
+    @property
+    def recovery(self) -> Report:
+        return self._files.recovered.report
+
+    def status(self) -> StoreStatus:
+        return StoreStatus(
+            first_offset=self._log.first_offset,
+            written_end=self._writer.written_end,
+            durable_end=self._flusher.durable_end,
+            visible_end=self._writer.visible_end,
+            queued_bytes=self._writer.queued_bytes,
+            pressure=self._writer.pressure,
+            replay_backlog_bytes=self._deriver.backlog_bytes,
+            last_flush_ms=self._flusher.last_flush_ms,
+        )
+
+    # -------------------------------------------------------------------------------------------------------- reading
+
+    def _readable(self, queue: QueueId, queue_offset: int) -> ConsumeQueue:
+        if self._is_closed or self._failure is not None:
+            raise StoreClosed
+        found = self._queue(queue)
+        if queue_offset < found.first:
+            raise OffsetExpired(requested=queue_offset, available=found.bounds)
+        if queue_offset > found.end:
+            raise OffsetBeyondEnd(requested=queue_offset, available=found.bounds)
+        return found
+
+    def _read_now(self, queue: ConsumeQueue, queue_offset: int, count: int, max_bytes: int) -> list[StoredMessage] | None:
+        """What memory holds; None where a file must be asked for a part of it."""
+        entries = queue.recent(queue_offset, count)
+        if entries is None:
+            return None
+        page = _Page(max_bytes)
+        for at, entry in enumerate(entries, queue_offset):
+            try:
+                record = self._log.read_now(entry.physical_offset, entry.record_bytes)
+                if record is None:
+                    return None
+                is_full = page.add(self._checked(record, queue, at))
+            except CorruptRecord as damage:
+                is_full = page.end_at(damage)
+            if is_full:
+                break
+        return page.messages
+
+    def _read_waiting(self, queue: ConsumeQueue, queue_offset: int, count: int, max_bytes: int) -> list[StoredMessage]:
+        """The read lane's: asks the files."""
+        page = _Page(max_bytes)
+        at, end = queue_offset, queue_offset + count
+        while at < end:
+            entries = queue.recent(at, end - at) or self._files.queue_files.read(queue.id, at, end - at)
+            for entry in entries:
+                try:
+                    record = self._log.read(entry.physical_offset, entry.record_bytes)
+                    is_full = page.add(self._checked(record, queue, at))
+                except CorruptRecord as damage:
+                    is_full = page.end_at(damage)
+                if is_full:
+                    return page.messages
+                at += 1
+        return page.messages
+
+    def _checked(self, record: records.Record, queue: ConsumeQueue, queue_offset: int) -> StoredMessage:
+        """The message, if it is the one that the queue entry promised."""
+        found = (record.topic, record.queue_number, record.queue_offset)
+        if found != (*queue.id, queue_offset):
+            raise self._log.corrupt(record.physical_offset, f"number {queue_offset} of {queue.id} points here, to {found}")
+        return records.to_message(record)
+
+    def _queue(self, queue: QueueId) -> ConsumeQueue:
+        try:
+            return self._queues[queue]
+        except KeyError:
+            raise self._unknown(queue) from None
+
+    def _queues_of(self, messages: Sequence[Message]) -> list[ConsumeQueue]:
+        queues = self._queues
+        try:
+            return [queues[message.queue] for message in messages]
+        except KeyError as error:
+            raise self._unknown(error.args[0]) from None
+
+    def _unknown(self, queue: QueueId) -> UnknownTopic | UnknownQueue:
+        count = self._queues.count(queue.topic)
+        if not count:
+            return UnknownTopic(f"topic {queue.topic} does not exist")
+        return UnknownQueue(f"topic {queue.topic} has queues 0 to {count - 1}, there is no queue {queue.number}")
+
+    # ------------------------------------------------------------------------------------------- what the parts report
+
+    def _on_visible(self, queues: list[ConsumeQueue]) -> None:
+        self._deriver.note_visible(queues)
+        self._arrivals.notify(queues)
+
+    def _on_prepared(self) -> None:
+        self._writer.on_prepared()
+
+    def _on_full(self) -> None:
+        log.warning("disk_full", directory=str(self._files.directory.root))
+        self._writer.on_full()
+
+    def _on_flushed(self) -> None:
+        self._writer.on_flushed()
+        self._deriver.on_flushed()
+        if self._synced:
+            durable_end = self._flusher.durable_end
+            reached = [synced for offset, synced in self._synced if offset < durable_end]
+            self._synced = [(offset, synced) for offset, synced in self._synced if offset >= durable_end]
+            for synced in reached:
+                _resolve(synced, None)
+        self._check_drained()
+
+    def _fail(self, error: Exception) -> None:
+        """The log, or what belongs to it, could not be written: nothing is acknowledged any more."""
+        if self._failure is not None:
+            return
+        self._failure = error
+        log.critical("store_failed", directory=str(self._files.directory.root), error=str(error))
+        self._writer.fail(error)
+        synced, self._synced = self._synced, []
+        for _, waiting in synced:
+            _failing(waiting)(FlushFailed())
+        self._arrivals.wake_all()
+        self._check_drained()
+        if self._kept is not None:
+            _resolve(self._kept, False)
+        self._on_failure(error)
+
+    # -------------------------------------------------------------------------------------------------------- closing
+
+    async def _close(self) -> None:
+        self._writer.close(StoreClosed())
+        self.stop_waiting()
+        if not self._writer.is_idle and self._failure is None:
+            self._drained = asyncio.get_running_loop().create_future()
+            await self._drained
+        self._interval.stop()
+        self._preparer.stop()
+        is_kept = self._failure is None and await self._keep_derived()
+        self._deriver.stop()
+        # One after another, behind whatever the lanes still do: then nobody uses a file any more.
+        for lane in (Lane.PREPARE, Lane.DERIVE, Lane.READ):
+            await self._in_lane(lane, lambda: None)
+        self._is_closed = True
+        in_order = is_kept and self._failure is None
+        end, stored_at_ms, epoch = self._writer.written_end, self._writer.stored_at_ms, self._files.recovered.epoch
+        await self._in_lane(Lane.FLUSH, lambda: self._files.close(end, stored_at_ms, epoch, in_order=in_order))
+        if self._own_runner is not None:
+            self._own_runner.close()
+
+    async def _keep_derived(self) -> bool:
+        kept: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._kept = kept
+        self._deriver.run_thorough(lambda succeeded: _resolve(kept, succeeded))
+        return await kept
+
+    def _check_drained(self) -> None:
+        if self._drained is not None and (self._writer.is_idle or self._failure is not None):
+            _resolve(self._drained, None)
+
+    async def _in_lane(self, lane: Lane, job: Callable[[], T]) -> T:
+        return await _in_lane(self._runner, lane, job)
+
+
+class _Page:
+    """The messages of one read, up to a number of body bytes but at least one."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.messages: list[StoredMessage] = []
+        self._left_bytes = max_bytes
+
+    def add(self, message: StoredMessage) -> bool:
+        """True: it does not fit any more, the page ends before it."""
+        self._left_bytes -= len(message.body)
+        if self._left_bytes < 0 and self.messages:
+            return True
+        self.messages.append(message)
+        return False
+
+    def end_at(self, damage: CorruptRecord) -> Literal[True]:
+        """What lies before the damage is served; who reads on meets the damage first, at its own offset."""
+        if not self.messages:
+            raise damage
+        return True
+
+
+class _Files:
+    """Everything of the store that is open on disk; opened and closed where waiting is allowed."""
+
+    def __init__(self, directory: PurePath, options: LocalStoreOptions, vfs: Vfs) -> None:
+        self.directory = DataDirectory(vfs, directory)
+        self.recovered: Recovered
+        self.offsets = GroupOffsets()
+        self._open: list[Callable[[], None]] = [self.directory.close]
+        try:
+            self.segments = Segments(
+                vfs, self.directory.commit_log, segment_bytes=options.segment_bytes, scratch=self.directory.making
+            )
+            self._open.append(self.segments.close)
+            self.checkpoint = CheckpointFile(self.directory)
+            self._open.append(self.checkpoint.close)
+            self.queue_files = QueueFiles(
+                vfs,
+                self.directory.consume_queues,
+                entries_per_file=options.queue_file_entries,
+                max_open=options.max_open_queue_files,
+                scratch=self.directory.making,
+            )
+            self._open.append(self.queue_files.close)
+            self.snapshots = SnapshotFiles(self.directory)
+        except BaseException:
+            self._close_all()
+            raise
+
+    @classmethod
+    def open(cls, directory: PurePath, options: LocalStoreOptions, vfs: Vfs, clock: Clock, progress: Progress) -> "_Files":
+        files = cls(directory, options, vfs)
+        try:
+            files._recover(clock, progress)
+        except BaseException:
+            files._close_all()
+            raise
+        return files
+
+    def load_snapshot(self, name: str, bounds_of: Callable[[QueueId], OffsetRange]) -> Snapshot | None:
+        """The kept one, unless it reflects more than the log holds."""
+        snapshot = self.snapshots.load(name)
+        if snapshot is None:
+            return None
+        for queue, queue_offset in snapshot.positions.items():
+            if queue_offset > bounds_of(queue).end:
+                return None
+        return snapshot
+
+    def close(self, end: int, stored_at_ms: int, epoch: int, *, in_order: bool) -> None:
+        """In order: the next start has nothing to recover."""
+        if in_order:
+            self.checkpoint.note(synced_offset=end, epoch=epoch, stored_at_ms=stored_at_ms, is_clean=True)
+            self.checkpoint.force()
+            self.directory.unmark()
+        self._close_all()
+
+    def _recover(self, clock: Clock, progress: Progress) -> None:
+        recovered = self.recovered = recover(
+            self.directory, self.segments, self.checkpoint, self.queue_files, self.snapshots, clock, progress
+        )
+        self._replay_offsets()
+        self.directory.mark()
+        self.checkpoint.note(
+            synced_offset=recovered.end, epoch=recovered.epoch, stored_at_ms=recovered.last_stored_at_ms
+        )  # fmt: skip
+        self.checkpoint.force()
+
+    def _replay_offsets(self) -> None:
+        queue = group_offsets.QUEUE
+        queues = self.recovered.queues
+        queues.grow(queue.topic, 1)
+        snapshot = self.load_snapshot(OFFSETS_SNAPSHOT, queues.bounds_of)
+        found = queues[queue]
+        at = found.first
+        if snapshot is not None:
+            self.offsets.restore(snapshot.data)
+            at = snapshot.positions[queue]
+        log_ = CommitLog(self.segments, trusted_from=self.recovered.walked_from, written_end=self.recovered.end)
+        while at < found.end:
+            for entry in found.recent(at, found.end - at) or self.queue_files.read(queue, at, found.end - at):
+                self.offsets.apply(log_.read(entry.physical_offset, entry.record_bytes).body)
+                at += 1
+
+    def _close_all(self) -> None:
+        while self._open:
+            self._open.pop()()
+
+
+async def _in_lane(runner: Runner, lane: Lane, job: Callable[[], T]) -> T:
+    answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    runner.beside(lane, job, _answering(answer), _failing(answer))
+    return await answer
+
+
+def _resolve(future: asyncio.Future[T], result: T) -> None:
+    """Whoever waited may have gone meanwhile."""
+    if not future.done():
+        future.set_result(result)
+
+
+def _answering(future: asyncio.Future[T]) -> Callable[[T], None]:
+    return lambda result: _resolve(future, result)
+
+
+def _waking(future: asyncio.Future[None]) -> Callable[[], None]:
+    return lambda: _resolve(future, None)
+
+
+def _failing(future: asyncio.Future[T]) -> Callable[[Exception], None]:
+    def fail(error: Exception) -> None:
+        if not future.done():
+            future.set_exception(error)
+
+    return fail

@@ -1,0 +1,384 @@
+"""The end of the log: collects the appends of one turn, writes them as one unit, answers when they are as sure as they must be.
+
+The owner's thread is the only writer. A turn's calls are joined and copied into the mapped segment in one step; one flush is in
+flight, and while it is, new calls wait and go into the next unit (fewer, larger units cost less). A unit becomes visible to
+readers, and its calls are answered, when the policy says it is safe:
+
+    policy       call asks for      visible                                    answered
+    before_ack   nothing, SYNCED    when durable                               when durable
+    before_ack   BUFFERED           when durable                               when written
+    interval     nothing            when written, and all before it is visible when visible
+    interval     BUFFERED           same                                       when written
+    interval     SYNCED             when durable                               when durable
+
+Units become visible in order. So behind a unit that must be durable first nothing is seen either: else a power cut could undo a
+decision that somebody has already read.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from typing import Literal
+
+from storage.clock import Clock
+from storage.errors import Backpressure, FlushFailed, InvalidMessage, MessageTooLarge, StorageFull, StoreClosed
+from storage.formats import queue_entry, unit
+from storage.formats import record as records
+from storage.local.commit_log import CommitLog
+from storage.local.consume_queue import ConsumeQueue
+from storage.local.flusher import Flusher
+from storage.local.options import FlushPolicy, LocalStoreOptions
+from storage.local.preparer import Preparer
+from storage.local.runner import Runner
+from storage.message import Appended, Durability, Message
+
+_FIXED_COST_BYTES = 512  # what a message costs while it waits, beside its body
+
+
+class AppendCall:
+    """One call of `append`: all its messages go into one unit."""
+
+    __slots__ = ("cost_bytes", "done", "durability", "failed", "messages", "queues")
+
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        queues: list[ConsumeQueue],
+        durability: Durability | None,
+        *,
+        done: Callable[[list[Appended]], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """`queues` are those of the messages, one for each."""
+        self.messages = messages
+        self.queues = queues
+        self.durability = durability
+        self.done = done
+        self.failed = failed
+        self.cost_bytes = sum([len(message.body) for message in messages]) + _FIXED_COST_BYTES * len(messages)
+
+
+class _Unit:
+    """A unit that is written and not yet visible. The lists have one item a message."""
+
+    __slots__ = ("end", "entries", "must_sync", "places", "queue_offsets", "queues", "stored_at_ms", "waiting", "written_ms")
+
+    def __init__(
+        self,
+        queues: list[ConsumeQueue],
+        queue_offsets: list[int],
+        places: list[int],
+        end: int,
+        stored_at_ms: int,
+        written_ms: int,
+    ) -> None:
+        self.queues = queues
+        self.queue_offsets = queue_offsets
+        self.places = places
+        self.end = end
+        self.stored_at_ms = stored_at_ms
+        self.written_ms = written_ms
+        self.must_sync = False
+        self.entries: list[bytes] = []
+        self.waiting: list[tuple[AppendCall, int]] = []  # calls not yet answered, and where their messages begin in the lists
+
+    def appended(self, call: AppendCall, at: int, *, durable: bool) -> list[Appended]:
+        until = at + len(call.messages)
+        ids = [queue.id for queue in call.queues]
+        return list(
+            map(
+                Appended, ids, self.queue_offsets[at:until], self.places[at:until], repeat(self.stored_at_ms), repeat(durable)
+            )
+        )  # fmt: skip
+
+
+class LogWriter:
+    def __init__(
+        self,
+        log: CommitLog,
+        preparer: Preparer,
+        runner: Runner,
+        clock: Clock,
+        options: LocalStoreOptions,
+        *,
+        epoch: int,
+        last_stored_at_ms: int,
+        on_visible: Callable[[list[ConsumeQueue]], None],
+    ) -> None:
+        """`on_visible` is told the queues that have new messages, one mention for each message."""
+        self._log = log
+        self._preparer = preparer
+        self._runner = runner
+        self._clock = clock
+        self._options = options
+        self._epoch = epoch
+        self._on_visible = on_visible
+        self._flusher: Flusher | None = None
+        self.visible_end = log.written_end
+        self.visible_stored_at_ms = last_stored_at_ms
+        self._stored_at_ms = last_stored_at_ms
+        self._calls: deque[AppendCall] = deque()
+        self._units: deque[_Unit] = deque()
+        self._queued_bytes = 0
+        self._is_scheduled = False
+        self._sync_timer_runs = False
+        self._closed: StoreClosed | FlushFailed | None = None
+
+    def attach(self, flusher: Flusher) -> None:
+        """The two know each other: the writer asks for flushes, the flusher says how far they came."""
+        self._flusher = flusher
+
+    @property
+    def flusher(self) -> Flusher:
+        assert self._flusher is not None, "attach() comes first"
+        return self._flusher
+
+    @property
+    def written_end(self) -> int:
+        return self._log.written_end
+
+    @property
+    def stored_at_ms(self) -> int:
+        """Of the newest record."""
+        return self._stored_at_ms
+
+    @property
+    def queued_bytes(self) -> int:
+        return self._queued_bytes
+
+    @property
+    def pressure(self) -> float:
+        """How full the queue of waiting bytes is, 0 to 1."""
+        return min(1.0, self._queued_bytes / self._options.max_queued_bytes)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits to be written, durable or visible."""
+        return not self._calls and not self._units
+
+    # -------------------------------------------------------------------------------------------------------- appending
+
+    def add(self, call: AppendCall) -> None:
+        """Take the call; it is written in this turn. Raises StoreClosed, FlushFailed, Backpressure: nothing was taken."""
+        if self._closed is not None:
+            raise type(self._closed)(self._closed.detail)
+        if self._queued_bytes + call.cost_bytes > self._options.max_queued_bytes and self._queued_bytes:
+            raise Backpressure(f"{self._queued_bytes} bytes wait to be written, the limit is {self._options.max_queued_bytes}")
+        self._queued_bytes += call.cost_bytes
+        self._calls.append(call)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._runner.soon(self._turn)
+
+    def close(self, reason: StoreClosed) -> None:
+        """Take nothing more; what was taken is still written and answered."""
+        self._closed = self._closed or reason
+
+    def fail(self, error: Exception) -> None:
+        """The log cannot be made durable. Nobody who waits is acknowledged, nothing more is taken."""
+        self._closed = failure = FlushFailed(f"the log could not be made durable: {error}")
+        calls = [call for written in self._units for call, _ in written.waiting] + list(self._calls)
+        self._units.clear()
+        self._calls.clear()
+        self._refuse(calls, failure)
+
+    def on_flushed(self) -> None:
+        """The flusher's `durable_end` has moved."""
+        self._publish()
+        self._write_calls()
+
+    def on_prepared(self) -> None:
+        """There is more space ahead."""
+        self._write_calls()
+
+    def on_full(self) -> None:
+        """There is no space ahead and none to be had: who waits for it is refused."""
+        calls, self._calls = self._calls, deque()
+        self._refuse(list(calls), StorageFull())
+
+    def _turn(self) -> None:
+        self._is_scheduled = False
+        self._write_calls()
+
+    def _write_calls(self) -> None:
+        while self._calls:
+            if self._should_wait():
+                return
+            calls = self._take()
+            if not self._write(calls):
+                self._calls.extendleft(reversed(calls))
+                return
+
+    def _should_wait(self) -> bool:
+        """While a flush is in flight a unit written now would only wait for the next one, as it does in memory."""
+        if self._options.flush is not FlushPolicy.BEFORE_ACK or not self.flusher.is_busy:
+            return False
+        return all(call.durability is not Durability.BUFFERED for call in self._calls)
+
+    def _take(self) -> list[AppendCall]:
+        """The next calls, as many as one unit may hold, at least one."""
+        calls = [self._calls.popleft()]
+        cost_bytes, count = calls[0].cost_bytes, len(calls[0].messages)
+        while self._calls:
+            call = self._calls[0]
+            cost_bytes += call.cost_bytes
+            count += len(call.messages)
+            if cost_bytes > self._options.max_unit_bytes or count > unit.MAX_RECORDS:
+                break
+            calls.append(self._calls.popleft())
+        return calls
+
+    def _write(self, calls: list[AppendCall]) -> bool:
+        """Write the calls as one unit, or as one each where that does not fit. False: no space yet, nothing is written."""
+        first = calls[0]
+        messages, queues = first.messages, first.queues
+        if len(calls) > 1:
+            messages = [message for call in calls for message in call.messages]
+            queues = [queue for call in calls for queue in call.queues]
+        begin = self.written_end
+        now_ms = max(self._stored_at_ms, self._clock.wall_ms())
+        queue_offsets = _assign(queues)
+        try:
+            data, record_bytes = unit.encode(
+                messages,
+                queue_offsets,
+                first_offset=begin,
+                synced_offset=self.flusher.durable_end,
+                epoch=self._epoch,
+                stored_at_ms=now_ms,
+            )
+        except InvalidMessage as error:
+            _take_back(queues)
+            return self._write_each(calls) if len(calls) > 1 else self._refuse(calls, error)
+        needed_end = begin + len(data) + records.END_OF_FILE_BYTES
+        segment_end = begin - begin % self._options.segment_bytes + self._options.segment_bytes
+        if needed_end > segment_end:
+            _take_back(queues)
+            if len(calls) > 1:
+                return self._write_each(calls)
+            return self._write_in_next_segment(first, len(data), segment_end)
+        if needed_end > self._preparer.prepared_end:
+            _take_back(queues)
+            return self._wait_for_space(calls, needed_end)
+        self._log.segments.store(begin, data)
+        self._stored_at_ms = now_ms
+        places = unit.offsets(begin, record_bytes)
+        end = self._log.written_end = places.pop()
+        self._preparer.advance(end)
+        written = _Unit(queues, queue_offsets, places, end, now_ms, self._clock.monotonic_ms())
+        hashes = [queue_entry.tag_hash(message.tag) for message in messages]
+        written.entries = list(map(queue_entry.encode, places, record_bytes, hashes))
+        self._written(written, calls)
+        return True
+
+    def _write_each(self, calls: list[AppendCall]) -> bool:
+        """Each call as a unit of its own."""
+        for index, call in enumerate(calls):
+            if not self._write([call]):
+                del calls[:index]
+                return False
+        return True
+
+    def _write_in_next_segment(self, call: AppendCall, unit_bytes: int, segment_end: int) -> bool:
+        """Close this segment with an end-of-file record and write into the next."""
+        begin = self.written_end
+        capacity = self._options.segment_bytes - records.END_OF_FILE_BYTES
+        if unit_bytes > capacity:
+            error = MessageTooLarge(f"the messages take {unit_bytes} bytes of log, a segment {capacity}", limit_bytes=capacity)
+            return self._refuse([call], error)
+        if begin + records.END_OF_FILE_BYTES > self._preparer.prepared_end:
+            return self._wait_for_space([call], segment_end)
+        self._log.segments.store(begin, records.encode_end_of_file(segment_end - begin))
+        self._log.written_end = segment_end
+        self._preparer.advance(segment_end)
+        return self._write([call])
+
+    def _wait_for_space(self, calls: list[AppendCall], end: int) -> bool:
+        """False: the calls wait for the preparer. True: the disk is full and they are refused."""
+        self._preparer.require(end)
+        return self._preparer.is_full and self._refuse(calls, StorageFull())
+
+    def _written(self, written: _Unit, calls: list[AppendCall]) -> None:
+        """The unit is in the page cache: answer whom that is enough for, and see to it that the others follow."""
+        written.must_sync = self._options.flush is FlushPolicy.BEFORE_ACK
+        cache_is_enough = self.flusher.busy_ms() < self._options.slow_sync_ms
+        at = 0
+        for call in calls:
+            if call.durability is Durability.SYNCED:
+                written.must_sync = True
+            if call.durability is Durability.BUFFERED and cache_is_enough:
+                self._answer(call, written.appended(call, at, durable=False))
+            else:
+                written.waiting.append((call, at))
+            at += len(call.messages)
+        self._units.append(written)
+        unflushed = written.end - self.flusher.durable_end
+        if written.must_sync or not cache_is_enough or unflushed >= self._options.flush_max_bytes:
+            self.flusher.request(written.end, written.stored_at_ms)
+        if written.must_sync:
+            self._watch_sync()
+        self._publish()
+
+    # ------------------------------------------------------------------------------------------- visible, and answered
+
+    def _publish(self) -> None:
+        """Let readers see what is safe to see, and answer its calls."""
+        durable_end = self.flusher.durable_end
+        is_slow = self.flusher.busy_ms() >= self._options.slow_sync_ms
+        seen: list[_Unit] = []
+        while self._units:
+            first = self._units[0]
+            if first.end > durable_end and (first.must_sync or (is_slow and first.waiting)):
+                break
+            seen.append(self._units.popleft())
+            for queue, entry in zip(first.queues, first.entries, strict=True):
+                queue.append(entry)
+            self.visible_end = first.end
+            self.visible_stored_at_ms = first.stored_at_ms
+        for visible in seen:
+            self._on_visible(visible.queues)
+            for call, at in visible.waiting:
+                self._answer(call, visible.appended(call, at, durable=visible.end <= durable_end))
+
+    def _watch_sync(self) -> None:
+        """See to it that nobody waits for a sync longer than the limit."""
+        if not self._sync_timer_runs:
+            self._sync_timer_runs = True
+            self._runner.later(self._options.sync_timeout_ms, self._answer_overdue)
+
+    def _answer_overdue(self) -> None:
+        """Sends that waited too long are answered as what they are: stored, not yet durable."""
+        self._sync_timer_runs = False
+        limit_ms = self._clock.monotonic_ms() - self._options.sync_timeout_ms
+        for overdue in self._units:
+            if overdue.written_ms <= limit_ms:
+                waiting, overdue.waiting = overdue.waiting, []
+                for call, at in waiting:
+                    self._answer(call, overdue.appended(call, at, durable=False))
+        if any(written.waiting for written in self._units):
+            self._watch_sync()
+
+    def _answer(self, call: AppendCall, appended: list[Appended]) -> None:
+        self._queued_bytes -= call.cost_bytes
+        call.done(appended)
+
+    def _refuse(self, calls: list[AppendCall], error: Exception) -> Literal[True]:
+        for call in calls:
+            self._queued_bytes -= call.cost_bytes
+            call.failed(error)
+        return True
+
+
+def _assign(queues: list[ConsumeQueue]) -> list[int]:
+    """The next offset of each message's queue."""
+    queue_offsets = []
+    for queue in queues:
+        queue_offset = queue.next_offset
+        queue.next_offset = queue_offset + 1
+        queue_offsets.append(queue_offset)
+    return queue_offsets
+
+
+def _take_back(queues: list[ConsumeQueue]) -> None:
+    for queue in queues:
+        queue.next_offset -= 1

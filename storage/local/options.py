@@ -1,0 +1,51 @@
+"""How the embedded engine is set up."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from storage.files.vfs import PAGE_BYTES
+
+MIB = 1 << 20
+
+
+class FlushPolicy(Enum):
+    """When an append counts as durable, and is answered."""
+
+    BEFORE_ACK = "before_ack"  # group commit: one sync covers all who wait [SYNC_FLUSH]
+    INTERVAL = "interval"  # answered from the page cache, synced a moment later [ASYNC_FLUSH]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalStoreOptions:
+    """Defaults are RocketMQ's where it has the setting. Source: RocketMQ MessageStoreConfig."""
+
+    segment_bytes: int = 1 << 30
+    queue_file_entries: int = 300_000
+    flush: FlushPolicy = FlushPolicy.BEFORE_ACK
+    flush_interval_ms: int = 500  # this and the next three are read when flush is INTERVAL
+    flush_least_pages: int = 4
+    flush_thorough_interval_ms: int = 10_000
+    flush_max_bytes: int = 8 * MIB  # what a power loss may take at most, however fast it comes in
+    sync_timeout_ms: int = 5_000  # a send that waits longer is answered as buffered
+    slow_sync_ms: int = 2_000  # buffered sends wait for a sync that takes longer
+    prepare_ahead_bytes: int = 64 * MIB  # zero-filled and synced in front of the writer
+    max_queued_bytes: int = 64 * MIB  # bodies that wait to be written or synced; more is refused
+    max_unit_bytes: int = 4 * MIB  # sends of one tick are joined up to here
+    queue_flush_interval_ms: int = 1_000
+    snapshot_interval_ms: int = 10_000  # derived tables are kept this often,
+    snapshot_log_bytes: int = 64 * MIB  # or after so much log: what a start has to replay
+    max_open_queue_files: int = 512
+
+    def __post_init__(self) -> None:
+        if self.segment_bytes < 4 * PAGE_BYTES or self.segment_bytes % PAGE_BYTES or self.segment_bytes >= 1 << 31:
+            limits = f"a multiple of {PAGE_BYTES} from {4 * PAGE_BYTES} to below 2 GiB"
+            raise ValueError(f"segment_bytes must be {limits}, got {self.segment_bytes}")
+        for name in (
+            "queue_file_entries", "flush_interval_ms", "flush_thorough_interval_ms", "flush_max_bytes", "sync_timeout_ms",
+            "slow_sync_ms", "prepare_ahead_bytes", "max_queued_bytes", "max_unit_bytes", "queue_flush_interval_ms",
+            "snapshot_interval_ms", "snapshot_log_bytes", "max_open_queue_files",
+        ):  # fmt: skip
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.flush_least_pages < 0:
+            raise ValueError(f"flush_least_pages must not be negative, got {self.flush_least_pages}")

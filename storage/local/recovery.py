@@ -1,0 +1,301 @@
+"""After a start: what to trust. Decides by positions and checksums, never by time.
+
+The log is walked from the newest snapshot of the consume queues to where its whole units end. What lies there, whether that is
+before the place up to which the log is known to have been on disk, and whether anything lies behind it, decide (`RECOVERY`).
+docs/durability.md tells the reasons row by row.
+"""
+
+from collections.abc import Callable, Iterable
+from enum import Enum
+from pathlib import PurePath
+from typing import NamedTuple
+
+import msgspec
+
+from storage.clock import Clock
+from storage.errors import CorruptRecord
+from storage.files.segments import Segment, Segments
+from storage.formats import record as records
+from storage.formats import scan, unit
+from storage.local.checkpoint_file import CheckpointFile
+from storage.local.consume_queue import ConsumeQueues, QueueFiles
+from storage.local.data_directory import DataDirectory
+from storage.local.replay import Replay
+from storage.local.snapshot_files import SnapshotFiles
+from storage.message import OffsetRange, QueueId
+from storage.store import Snapshot
+
+QUEUES_SNAPSHOT = "consume_queues"
+_FIRST_WINDOW_BYTES = 1 << 20  # after a clean stop it holds nothing but zeros
+_WINDOW_BYTES = 64 << 20
+_WIPE_BYTES = 4 << 20
+_ZEROS = bytes(_WIPE_BYTES)
+_UNIT_REACH_BYTES = 32 << 20  # more than the largest request makes
+
+Progress = Callable[[int, int], None]
+"""(bytes of log walked, bytes to walk)"""
+
+
+class Ending(Enum):
+    """What lies behind the last whole unit."""
+
+    EMPTY = "zeros, or the end of the last segment"
+    DAMAGED = "something that is no whole unit"
+
+
+class Verdict(Enum):
+    ACCEPT = "the log ends here"
+    CUT = "a torn tail: the log ends here, the rest is wiped"
+    REFUSE = "damage to what was on disk: start only after an operator has looked"
+
+
+RECOVERY: dict[tuple[Ending, bool, bool], Verdict] = {
+    # what is there, before the synced position?, anything behind?
+    (Ending.EMPTY, False, False): Verdict.ACCEPT,
+    (Ending.EMPTY, False, True): Verdict.CUT,  # the torn unit left no trace, units behind it did
+    (Ending.EMPTY, True, False): Verdict.REFUSE,  # bytes that were on disk are gone
+    (Ending.EMPTY, True, True): Verdict.REFUSE,
+    (Ending.DAMAGED, False, False): Verdict.CUT,
+    (Ending.DAMAGED, False, True): Verdict.CUT,
+    (Ending.DAMAGED, True, False): Verdict.REFUSE,
+    (Ending.DAMAGED, True, True): Verdict.REFUSE,
+}
+
+
+class QueuesSnapshot(msgspec.Struct, frozen=True):
+    """The bounds of every queue, for records below `log_offset`."""
+
+    log_offset: int
+    stored_at_ms: int
+    queues: list[tuple[str, int, int, int]]  # topic, number, first, end
+
+    @classmethod
+    def of(cls, queues: ConsumeQueues, *, log_offset: int, stored_at_ms: int) -> "QueuesSnapshot":
+        rows = [(queue.id.topic, queue.id.number, queue.first, queue.end) for queue in queues if queue.end]
+        return cls(log_offset, stored_at_ms, rows)
+
+    def wrap(self) -> Snapshot:
+        return Snapshot(msgspec.msgpack.encode(self), {})
+
+
+_snapshot_decoder = msgspec.msgpack.Decoder(QueuesSnapshot)
+
+
+class Report(NamedTuple):
+    """What a start found and did."""
+
+    was_clean: bool
+    walked_bytes: int
+    replayed_records: int
+    cut_at: int | None
+    wiped_bytes: int
+    took_ms: int
+
+
+class Recovered(NamedTuple):
+    queues: ConsumeQueues
+    walked_from: int  # everything behind was verified
+    end: int
+    epoch: int
+    last_stored_at_ms: int
+    report: Report
+
+
+def recover(
+    directory: DataDirectory,
+    segments: Segments,
+    checkpoint: CheckpointFile,
+    queue_files: QueueFiles,
+    snapshots: SnapshotFiles,
+    clock: Clock,
+    progress: Progress,
+) -> Recovered:
+    """Find the end of the log and give the queues back. Raises CorruptRecord where an operator must look."""
+    begun_ms = clock.monotonic_ms()
+    slot = checkpoint.slot
+    was_closed = slot is not None and slot.is_clean and not directory.is_marked
+    queues = ConsumeQueues()
+    snapshot = _load_queues(snapshots, queue_files, queues)
+    begin = snapshot.log_offset if snapshot is not None else segments.first_offset
+    synced_offset = max(slot.synced_offset if slot is not None else 0, begin)
+    if synced_offset > segments.end_offset:
+        raise CorruptRecord(
+            directory.commit_log, segments.end_offset, f"the log was on disk up to {synced_offset}, it ends here"
+        )
+    if not was_closed:
+        _see_the_disk(segments, begin)
+
+    replay = Replay(queues)
+    walk = _walk(segments, begin, replay, progress, epoch=0)
+    was_clean = was_closed and walk.end == synced_offset
+    behind = _Behind([] if was_clean else segments, walk.end, walk.epoch)
+    known_synced = max(synced_offset, walk.synced_offset, behind.synced_offset)
+    if slot is None:
+        known_synced = max(known_synced, behind.broker_synced_offset(checkpoint.fields.physic_ms))
+    verdict = RECOVERY[walk.ending, walk.end < known_synced, behind.is_anything]
+    if verdict is Verdict.REFUSE:
+        reason = f"{walk.reason or 'zeros'}; the log is known to have been on disk up to {known_synced}"
+        raise CorruptRecord(_path_of(segments, walk.end, directory), walk.end, reason)
+    wiped_bytes = behind.wipe() if verdict is Verdict.CUT else 0
+
+    # A new life of the store: units of this one can never be taken for what an earlier one left behind.
+    epoch = max(slot.epoch if slot is not None else 0, walk.epoch) + (0 if was_clean else 1)
+    last_stored_at_ms = max(snapshot.stored_at_ms if snapshot is not None else 0, replay.last_stored_at_ms)
+    report = Report(
+        was_clean=was_clean,
+        walked_bytes=walk.end - begin,
+        replayed_records=replay.record_count,
+        cut_at=walk.end if verdict is Verdict.CUT else None,
+        wiped_bytes=wiped_bytes,
+        took_ms=clock.monotonic_ms() - begun_ms,
+    )
+    return Recovered(queues, begin, walk.end, epoch, last_stored_at_ms, report)
+
+
+def _load_queues(snapshots: SnapshotFiles, files: QueueFiles, queues: ConsumeQueues) -> QueuesSnapshot | None:
+    """The queues as they were kept; None where that is not to be had, or their files do not bear it out."""
+    kept = snapshots.load(QUEUES_SNAPSHOT)
+    if kept is None:
+        return None
+    try:
+        snapshot = _snapshot_decoder.decode(kept.data)
+    except msgspec.DecodeError:
+        return None
+    for topic, number, first, end in snapshot.queues:
+        if end > first and not _is_borne_out(files, QueueId(topic, number), OffsetRange(first, end), snapshot.log_offset):
+            return None
+    for topic, number, first, end in snapshot.queues:
+        queues.restore(QueueId(topic, number), OffsetRange(first, end))
+    return snapshot
+
+
+def _is_borne_out(files: QueueFiles, queue: QueueId, bounds: OffsetRange, log_offset: int) -> bool:
+    for queue_offset in (bounds.first, bounds.end - 1):
+        try:
+            entries = files.read(queue, queue_offset, 1)
+        except FileNotFoundError:
+            return False
+        if not entries or entries[0].record_bytes <= 0 or entries[0].physical_offset + entries[0].record_bytes > log_offset:
+            return False
+    return True
+
+
+def _see_the_disk(segments: Segments, begin: int) -> None:
+    """Sync, drop the cache, then read: after a failed write-back memory shows what the disk does not hold, and what is served
+    from an unsynced cache can be gone after the next power cut."""
+    for segment in segments:
+        if segment.end_offset > begin:
+            segment.file.sync()
+            segment.file.drop_cache()
+
+
+class _Walk(NamedTuple):
+    end: int
+    ending: Ending
+    reason: str
+    epoch: int
+    synced_offset: int
+
+
+def _walk(segments: Segments, begin: int, replay: Replay, progress: Progress, *, epoch: int) -> _Walk:
+    end = begin
+    synced_offset = 0
+    to_walk = segments.end_offset - begin
+    window_bytes = _FIRST_WINDOW_BYTES
+    while end < segments.end_offset:
+        segment = segments.find(end)
+        window_offset = end - end % unit.ALIGNMENT
+        window = segment.file.read(window_offset - segment.base_offset, window_bytes)
+        found = scan.scan(window, window_offset, begin=end, segment_end=segment.end_offset, epoch=epoch)
+        replay.feed(window, window_offset, found)
+        epoch = max(epoch, found.epoch)
+        synced_offset = max(synced_offset, found.synced_offset)
+        progress(found.end - begin, to_walk)
+        if found.stop is scan.Stop.END_OF_FILE:
+            end = segment.end_offset
+        elif found.stop is scan.Stop.WINDOW_END:
+            window_bytes = max(window_bytes * 2, _WINDOW_BYTES) if found.end == end else _WINDOW_BYTES
+            end = found.end
+        else:
+            ending = Ending.EMPTY if found.stop is scan.Stop.EMPTY else Ending.DAMAGED
+            return _Walk(found.end, ending, found.reason, epoch, synced_offset)
+    return _Walk(end, Ending.EMPTY, "", epoch, synced_offset)
+
+
+class _Behind:
+    """What lies behind the end of the whole units: evidence of what had been synced, and what is to be wiped."""
+
+    def __init__(self, segments: Iterable[Segment], end: int, epoch: int) -> None:
+        self._end = end
+        self._epoch = epoch
+        self._dirty = [place for segment in segments if segment.end_offset > end for place in self._dirty_windows(segment)]
+        self.synced_offset = max((self._evidence(*place) for place in self._dirty), default=0)
+
+    @property
+    def is_anything(self) -> bool:
+        return bool(self._dirty)
+
+    def broker_synced_offset(self, physic_ms: int) -> int:
+        """In a store without our checkpoint: the end of the last whole record that the broker's flush is known to cover."""
+        return max((self._broker_evidence(*place, physic_ms) for place in self._dirty), default=0)
+
+    def wipe(self) -> int:
+        """Zero what is there, durable on return; the number of bytes. Else it could come to life again after the next crash."""
+        wiped = 0
+        for segment, begin, length in self._dirty:
+            segment.file.write(begin - segment.base_offset, bytes(length))
+            wiped += length
+        for segment in {segment.base_offset: segment for segment, _, _ in self._dirty}.values():
+            segment.file.sync()
+        return wiped
+
+    def _dirty_windows(self, segment: Segment) -> list[tuple[Segment, int, int]]:
+        """Ranges of the segment behind the end that are not all zeros."""
+        dirty = []
+        at = max(self._end, segment.base_offset)
+        while (at := segment.base_offset + segment.file.next_data(at - segment.base_offset)) < segment.end_offset:
+            window = segment.file.read(at - segment.base_offset, min(_WIPE_BYTES, segment.end_offset - at))
+            if window != _ZEROS[: len(window)]:
+                dirty.append((segment, at, len(window)))
+            at += len(window)
+        return dirty
+
+    def _window(self, segment: Segment, begin: int, length: int) -> tuple[bytes, int]:
+        """The range and enough behind it to hold the unit that begins in it, from a word border; and where that is."""
+        aligned = begin - begin % unit.ALIGNMENT
+        return segment.file.read(aligned - segment.base_offset, length + _UNIT_REACH_BYTES), aligned
+
+    def _evidence(self, segment: Segment, begin: int, length: int) -> int:
+        window, aligned = self._window(segment, begin, length)
+        items = scan.units_between(
+            window, aligned, begin, begin + length, segment_end=segment.end_offset, epoch=self._epoch
+        )  # fmt: skip
+        return max((item.synced_offset for item in items), default=0)
+
+    def _broker_evidence(self, segment: Segment, begin: int, length: int, physic_ms: int) -> int:
+        window, aligned = self._window(segment, begin, length)
+        found = 0
+        for at in _magic_places(window, begin - aligned, begin - aligned + length):
+            step = scan.judge(window, at, aligned, segment_end=segment.end_offset)
+            if isinstance(step, scan.Unit) and records.decode(window[at : step.end]).stored_at_ms <= physic_ms:
+                found = aligned + step.end
+        return found
+
+
+def _magic_places(window: bytes, begin: int, end: int) -> list[int]:
+    """Where a broker's record may begin: its magic stands four bytes behind, on no border."""
+    places = []
+    for magic in (records.MAGIC_V1, records.MAGIC_V2):
+        raw = magic.to_bytes(4, "big")
+        at = window.find(raw, begin + 4)
+        while 0 <= at < end + 4:
+            places.append(at - 4)
+            at = window.find(raw, at + 1)
+    return sorted(places)
+
+
+def _path_of(segments: Segments, offset: int, directory: DataDirectory) -> PurePath:
+    try:
+        return segments.find(offset).path
+    except IndexError:
+        return directory.commit_log

@@ -1,0 +1,77 @@
+"""Gives the consume queues back from the bytes of the log: what dispatch did when the messages became visible."""
+
+import struct
+from functools import lru_cache
+
+from storage.errors import CorruptRecord
+from storage.formats import properties, queue_entry
+from storage.formats import record as records
+from storage.formats.delay_levels import DELAY_LEVEL, SCHEDULE_TOPIC, deliver_at_ms
+from storage.formats.scan import Scan
+from storage.local.consume_queue import ConsumeQueues
+from storage.message import QueueId, TransactionBits
+
+# queue_number, queue_offset, sys_flag, stored_at_ms, body_bytes of a record with IPv4 hosts (formats/record.py)
+_FIELDS = struct.Struct(">12xi4xq8xi16xq20xi")
+_BODY_AT = _FIELDS.size
+assert _BODY_AT == 88
+_QUEUED = (TransactionBits.NONE, TransactionBits.COMMIT)
+_TAG_ITEM = b"\x02TAGS\x01"
+
+
+class Replay:
+    """Feeds records to the queues, in log order."""
+
+    def __init__(self, queues: ConsumeQueues) -> None:
+        self._queues = queues
+        self.record_count = 0
+        self.last_stored_at_ms = 0
+
+    def feed(self, window: bytes, window_offset: int, scan: Scan) -> None:
+        """The records of a scan of `window`. Raises CorruptRecord where a queue would get a gap."""
+        for offset, length in zip(scan.record_offsets.tolist(), scan.record_bytes.tolist(), strict=True):
+            at = offset - window_offset
+            queue, queue_offset, sys_flag, stored_at_ms, tags_code = _dispatch_fields(window, at, length)
+            self.record_count += 1
+            self.last_stored_at_ms = max(self.last_stored_at_ms, stored_at_ms)
+            if sys_flag & records.TRANSACTION_MASK not in _QUEUED:
+                continue
+            expected = self._queues.replay(queue, queue_offset, queue_entry.encode(offset, length, tags_code))
+            if expected is not None and queue_offset > expected:
+                raise CorruptRecord(None, offset, f"it is number {queue_offset} of {queue}, the next one is {expected}")
+
+
+def _dispatch_fields(window: bytes, at: int, length: int) -> tuple[QueueId, int, int, int, int]:
+    queue_number, queue_offset, sys_flag, stored_at_ms, body_bytes = _FIELDS.unpack_from(window, at)
+    if sys_flag & (records.BORN_HOST_IPV6 | records.STORE_HOST_IPV6):
+        record = records.decode(window[at : at + length])
+        queue_number, queue_offset, stored_at_ms = record.queue_number, record.queue_offset, record.stored_at_ms
+        topic, own = record.topic, record.properties
+    else:
+        cursor = at + _BODY_AT + body_bytes
+        is_v1 = records.start(window, at)[1] == records.MAGIC_V1
+        begin = cursor + (1 if is_v1 else 2)
+        end = begin + int.from_bytes(window[cursor:begin], "big")
+        topic, own = window[begin:end].decode("utf-8"), window[end + 2 : at + length]
+    return QueueId(topic, queue_number), queue_offset, sys_flag, stored_at_ms, _tags_code(topic, own, stored_at_ms)
+
+
+def _tags_code(topic: str, own: bytes, stored_at_ms: int) -> int:
+    if topic == SCHEDULE_TOPIC:
+        level = properties.decode(own).get(DELAY_LEVEL)
+        if level is not None:
+            return deliver_at_ms(level, stored_at_ms)
+    # The last one counts, as in a decoded property map.
+    found = own.rfind(_TAG_ITEM)
+    begin = found + len(_TAG_ITEM)
+    if found < 0:
+        if not own.startswith(_TAG_ITEM[1:]):
+            return 0
+        begin = len(_TAG_ITEM) - 1
+    end = own.find(b"\x02", begin)
+    return _hash_of(own[begin:end] if end >= 0 else own[begin:])
+
+
+@lru_cache(maxsize=4096)
+def _hash_of(tag: bytes) -> int:
+    return queue_entry.tag_hash(tag.decode("utf-8", errors="replace"))

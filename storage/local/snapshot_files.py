@@ -1,0 +1,54 @@
+"""Derived tables on disk, each a checked file of its own. A damaged or unknown one is no error: its table is replayed.
+
+    at   size  field
+     0      8  magic "EMQSNAP1"
+     8      4  crc32c of what follows (big-endian)
+    12      n  msgpack: [[[topic, queue number, queue offset], ...], bytes of the table]
+
+The positions are those up to which the table reflects each queue. A snapshot is kept only once everything it reflects is on
+disk, so a power cut can never leave one that knows more than the log.
+"""
+
+import struct
+
+import msgspec
+from crc32c import crc32c
+
+from storage.files import durable
+from storage.local.data_directory import DataDirectory
+from storage.message import QueueId
+from storage.store import Snapshot
+
+MAGIC = b"EMQSNAP1"
+_CRC = struct.Struct(">I")
+_HEAD_BYTES = len(MAGIC) + _CRC.size
+_decoder = msgspec.msgpack.Decoder(tuple[list[tuple[str, int, int]], bytes])
+
+
+class SnapshotFiles:
+    """The derive lane's while the store is open."""
+
+    def __init__(self, directory: DataDirectory) -> None:
+        self._directory = directory
+
+    def save(self, name: str, snapshot: Snapshot) -> None:
+        """Durable on return."""
+        positions = [(queue.topic, queue.number, queue_offset) for queue, queue_offset in snapshot.positions.items()]
+        body = msgspec.msgpack.encode((positions, snapshot.data))
+        data = MAGIC + _CRC.pack(crc32c(body)) + body
+        durable.replace(
+            self._directory.vfs, self._directory.snapshots / name, data, scratch=self._directory.making
+        )  # fmt: skip
+
+    def load(self, name: str) -> Snapshot | None:
+        raw = durable.read_whole(self._directory.vfs, self._directory.snapshots / name)
+        if raw is None or len(raw) < _HEAD_BYTES or not raw.startswith(MAGIC):
+            return None
+        body = raw[_HEAD_BYTES:]
+        if _CRC.unpack_from(raw, len(MAGIC))[0] != crc32c(body):
+            return None
+        try:
+            positions, data = _decoder.decode(body)
+        except msgspec.DecodeError:
+            return None
+        return Snapshot(data, {QueueId(topic, number): queue_offset for topic, number, queue_offset in positions})

@@ -1,0 +1,131 @@
+"""The reference engine: everything in dicts, nothing on disk. What the other engines are compared with; what demos run on."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from storage.clock import Clock
+from storage.errors import InvalidRequest, OffsetBeyondEnd, StoreClosed, UnknownQueue, UnknownTopic
+from storage.message import Appended, Durability, Message, OffsetRange, QueueId, StoredMessage
+from storage.store import Snapshot
+
+
+class MemoryMessageStore:
+    """A `MessageStore` that forgets everything when it is dropped. What it answers is as durable as it will ever be."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._queues: dict[QueueId, list[StoredMessage]] = {}
+        self._counts: dict[str, int] = {}
+        self._offsets: dict[tuple[str, QueueId], int] = {}
+        self._snapshots: dict[str, Snapshot] = {}
+        self._stored_at_ms = 0
+        self._log_end = 0
+        self._arrival = asyncio.Event()
+        self._is_closed = False
+
+    async def create_topic(self, topic: str, *, queue_count: int) -> None:
+        known = self._counts.get(topic, 0)
+        if queue_count < known:
+            raise InvalidRequest(f"topic {topic} has {known} queues; their number cannot shrink to {queue_count}")
+        for number in range(known, queue_count):
+            self._queues[QueueId(topic, number)] = []
+        self._counts[topic] = queue_count
+
+    async def queues(self, topic: str) -> tuple[QueueId, ...]:
+        if topic not in self._counts:
+            raise UnknownTopic(f"topic {topic} does not exist")
+        return tuple(QueueId(topic, number) for number in range(self._counts[topic]))
+
+    async def append(self, messages: Sequence[Message], *, durability: Durability | None = None) -> list[Appended]:
+        if self._is_closed:
+            raise StoreClosed
+        queues = [self._queue(message.queue) for message in messages]
+        self._stored_at_ms = max(self._stored_at_ms, self._clock.wall_ms())
+        appended = []
+        for message, queue in zip(messages, queues, strict=True):
+            fields = {name: getattr(message, name) for name in message.__struct_fields__}
+            queue.append(
+                StoredMessage(**fields, queue_offset=len(queue), stored_at_ms=self._stored_at_ms, log_offset=self._log_end)
+            )
+            appended.append(Appended(message.queue, len(queue) - 1, self._log_end, self._stored_at_ms, True))
+            self._log_end += 1
+        self._wake()
+        return appended
+
+    async def read(self, queue: QueueId, queue_offset: int, *, max_messages: int, max_bytes: int) -> list[StoredMessage]:
+        messages = self._queue(queue)
+        if self._is_closed:
+            raise StoreClosed
+        if queue_offset > len(messages):
+            raise OffsetBeyondEnd(requested=queue_offset, available=(0, len(messages)))
+        found: list[StoredMessage] = []
+        left_bytes = max_bytes
+        for message in messages[queue_offset : queue_offset + max_messages]:
+            left_bytes -= len(message.body)
+            if left_bytes < 0 and found:
+                break
+            found.append(message)
+        return found
+
+    async def offsets(self, queue: QueueId) -> OffsetRange:
+        return OffsetRange(0, len(self._queue(queue)))
+
+    async def wait_for_arrival(self, queue: QueueId, queue_offset: int, *, timeout_ms: int) -> bool:
+        messages = self._queue(queue)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                while len(messages) <= queue_offset and not self._is_closed:
+                    await self._arrival.wait()
+        except TimeoutError:
+            pass
+        return len(messages) > queue_offset
+
+    async def committed_offset(self, group: str, queue: QueueId) -> int | None:
+        self._queue(queue)
+        return self._offsets.get((group, queue))
+
+    async def commit_offset(self, group: str, queue: QueueId, queue_offset: int) -> None:
+        end = len(self._queue(queue))
+        if self._is_closed:
+            raise StoreClosed
+        if not 0 <= queue_offset <= end:
+            raise OffsetBeyondEnd(requested=queue_offset, available=(0, end))
+        self._offsets[group, queue] = queue_offset
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        self._wake()
+
+    async def topics(self) -> Mapping[str, int]:
+        """TopicListing."""
+        return {topic: count for topic, count in self._counts.items() if any(self._queues[q] for q in await self.queues(topic))}
+
+    def is_durable(self, log_offset: int | None) -> bool:
+        """SyncedPosition."""
+        return True
+
+    async def wait_durable(self, appended: Appended) -> None:
+        """SyncedPosition."""
+
+    async def save_snapshot(self, name: str, snapshot: Snapshot) -> None:
+        """Snapshots."""
+        self._snapshots[name] = snapshot
+
+    async def load_snapshot(self, name: str) -> Snapshot | None:
+        """Snapshots."""
+        return self._snapshots.get(name)
+
+    def _queue(self, queue: QueueId) -> list[StoredMessage]:
+        try:
+            return self._queues[queue]
+        except KeyError:
+            pass
+        count = self._counts.get(queue.topic)
+        if count is None:
+            raise UnknownTopic(f"topic {queue.topic} does not exist")
+        raise UnknownQueue(f"topic {queue.topic} has queues 0 to {count - 1}, there is no queue {queue.number}")
+
+    def _wake(self) -> None:
+        """Everybody looks again; a wake-up carries no data."""
+        self._arrival.set()
+        self._arrival = asyncio.Event()

@@ -1,0 +1,93 @@
+"""The words that every floor uses: messages, queues, positions.
+
+Values only; nothing here does I/O. They are msgspec structs because a send makes three of them and a named tuple or a
+dataclass costs two to four times as much to make (docs/decisions/0003).
+"""
+
+from collections.abc import Mapping
+from enum import Enum, IntEnum
+from typing import NamedTuple
+from zlib import crc32
+
+import msgspec
+
+ORDERING_KEY = "__SHARDINGKEY"
+
+
+class QueueId(NamedTuple):
+    """One ordered sequence of messages within a topic; `number` counts from 0."""
+
+    topic: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.number}"
+
+
+class TransactionBits(IntEnum):
+    """What a record is in a transaction; the value is the one stored. Source: RocketMQ MessageSysFlag."""
+
+    NONE = 0x0
+    PREPARED = 0x4
+    COMMIT = 0x8
+    ROLLBACK = 0xC
+
+
+class Durability(Enum):
+    """How sure a stored message must be before its sender is answered."""
+
+    BUFFERED = "buffered"  # survives a killed process
+    SYNCED = "synced"  # survives a power loss; nobody reads the message, nor one behind it, before that
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What is handed to a store: a body, where it goes, and what is known about it.
+
+    `properties` are the sender's own and no others. `system` holds what the house notes on a message, under reserved names
+    (`storage/formats/properties.py`). Both are text without control characters: whoever takes them from outside checks that.
+    """
+
+    queue: QueueId
+    message_id: str
+    body: bytes
+    born_at_ms: int
+    key: str | None = None
+    tag: str | None = None
+    properties: Mapping[str, str] = msgspec.field(default_factory=dict)
+    system: Mapping[str, str] = msgspec.field(default_factory=dict)
+    transaction: TransactionBits = TransactionBits.NONE
+    prepared_log_offset: int = 0  # on a final record: the log offset of its half message
+
+    @property
+    def ordering_key(self) -> str | None:
+        return self.system.get(ORDERING_KEY)
+
+
+class StoredMessage(Message, frozen=True, kw_only=True, gc=False):
+    """A message as a store gives it back."""
+
+    queue_offset: int
+    stored_at_ms: int
+    log_offset: int | None = None  # an opaque number of the engine; None where it has none
+
+
+class Appended(msgspec.Struct, frozen=True, gc=False):
+    """Where one message went, and how sure that is."""
+
+    queue: QueueId
+    queue_offset: int
+    log_offset: int | None
+    stored_at_ms: int
+    durable: bool
+
+
+class OffsetRange(NamedTuple):
+    """Queue offsets that can be read: `first` is readable when it is below `end`; `end` is the next one to be written."""
+
+    first: int
+    end: int
+
+
+def queue_for(ordering_key: str, queue_count: int) -> int:
+    """The queue of an ordering key: always the same one while the topic keeps its number of queues."""
+    return crc32(ordering_key.encode("utf-8")) % queue_count

@@ -1,0 +1,131 @@
+"""The seam: what the floors above ask of a storage engine, and the extras that some engines offer as well.
+
+Whatever passes `tests/conformance` may stand behind it. No address of an engine crosses it but `log_offset`, an opaque number
+that receipts show and that a final record hands back as its half message's place; nobody above computes with it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from storage.message import Appended, Durability, Message, OffsetRange, QueueId, StoredMessage
+
+
+class MessageStore(Protocol):
+    """Where messages live."""
+
+    async def create_topic(self, topic: str, *, queue_count: int) -> None:
+        """Make the topic known. Idempotent; growing the count is allowed, shrinking raises InvalidRequest.
+
+        The store remembers topics that hold messages; the others are the caller's to make known again after a start.
+        """
+
+    async def queues(self, topic: str) -> tuple[QueueId, ...]:
+        """The queues of a topic, by number. Raises UnknownTopic."""
+
+    async def append(self, messages: Sequence[Message], *, durability: Durability | None = None) -> list[Appended]:
+        """Store messages in the given order; say where each one is and whether it is already durable.
+
+        One call is one unit: after a crash all of it is there or nothing. Order holds within a queue. Without `durability` the
+        engine's flush policy decides when to answer; a sync that takes longer than the engine's limit is answered with
+        `durable` false. What is answered can be read at once, except where it was asked for as BUFFERED while the policy
+        is to sync: then it can be read as soon as it is durable.
+
+        Raises UnknownTopic, UnknownQueue, MessageTooLarge, Backpressure, StorageFull, StoreClosed: nothing was stored then.
+        Raises FlushFailed: whether anything was stored is unknown.
+        """
+
+    async def read(self, queue: QueueId, queue_offset: int, *, max_messages: int, max_bytes: int) -> list[StoredMessage]:
+        """Visible messages from queue_offset on, oldest first; empty exactly at the end.
+
+        Always at least one message when there is one, even if its body is larger than max_bytes.
+        Raises UnknownTopic, UnknownQueue, OffsetExpired, OffsetBeyondEnd, CorruptRecord, StoreClosed.
+        """
+
+    async def offsets(self, queue: QueueId) -> OffsetRange:
+        """The first readable offset and the one after the last visible. Raises UnknownTopic, UnknownQueue."""
+
+    async def wait_for_arrival(self, queue: QueueId, queue_offset: int, *, timeout_ms: int) -> bool:
+        """True as soon as queue_offset can be read; False when the time is up or the store closes."""
+
+    async def committed_offset(self, group: str, queue: QueueId) -> int | None:
+        """Where the group continues in this queue; None where it has not said."""
+
+    async def commit_offset(self, group: str, queue: QueueId, queue_offset: int) -> None:
+        """Remember where the group continues; durable on return. May go back as well as forward."""
+
+    async def aclose(self) -> None:
+        """Finish what was accepted, flush, release. Safe to call twice."""
+
+
+@runtime_checkable
+class TopicListing(Protocol):
+    """Engines that can tell which topics hold messages."""
+
+    async def topics(self) -> Mapping[str, int]:
+        """Topic to number of queues."""
+
+
+@runtime_checkable
+class SyncedPosition(Protocol):
+    """Engines that can tell how far everything is durable."""
+
+    def is_durable(self, log_offset: int | None) -> bool:
+        """Is the message at this log offset on disk?"""
+
+    async def wait_durable(self, appended: Appended) -> None:
+        """Return once this message is durable. Raises FlushFailed."""
+
+
+class Snapshot(NamedTuple):
+    """Bytes of a derived table, and up to where in each queue they reflect what was read."""
+
+    data: bytes
+    positions: Mapping[QueueId, int]
+
+
+@runtime_checkable
+class Snapshots(Protocol):
+    """Engines that keep derived tables, so that a start replays only what came after them."""
+
+    async def save_snapshot(self, name: str, snapshot: Snapshot) -> None:
+        """Keep it in place of the last one of this name."""
+
+    async def load_snapshot(self, name: str) -> Snapshot | None:
+        """The last one kept; None where there is none, or it is damaged, or it reflects more than the log now holds."""
+
+
+class AppliedPrefix:
+    """How far a derived table reflects one queue, whatever the order in which appends are answered.
+
+    A buffered append is answered before a synced one in front of it; a snapshot must not claim both then.
+    """
+
+    def __init__(self) -> None:
+        self.end = 0
+        self._ahead: set[int] = set()
+
+    def restart(self, end: int) -> None:
+        """Everything below is reflected."""
+        self.end = end
+        self._ahead.clear()
+
+    def add(self, queue_offset: int) -> None:
+        """The message at this offset is reflected."""
+        if queue_offset != self.end:
+            self._ahead.add(queue_offset)
+            return
+        self.end += 1
+        while self._ahead and self.end in self._ahead:
+            self._ahead.discard(self.end)
+            self.end += 1
+
+
+async def find_message(store: MessageStore, queue: QueueId, from_offset: int, message_id: str) -> StoredMessage | None:
+    """The first message of this id at or behind an offset where it is expected soon; None where it is not there."""
+    at = from_offset
+    while messages := await store.read(queue, at, max_messages=64, max_bytes=1 << 20):
+        for message in messages:
+            if message.message_id == message_id:
+                return message
+        at += len(messages)
+    return None

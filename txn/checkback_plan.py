@@ -1,0 +1,62 @@
+"""When to ask a producer what became of its transaction, and when to stop asking. Pure: time is an argument.
+
+Answers are counted, not attempts: only an answered "unknown" uses up the budget. A producer that nobody can reach has a clock
+of its own, which starts with the first check that nobody answers.
+"""
+
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+
+class OnExhausted(StrEnum):
+    HOLD = "hold"
+    ROLLBACK = "rollback"
+
+
+class HoldReason(StrEnum):
+    ANSWERS_EXHAUSTED = "answers_exhausted"
+    UNREACHABLE = "unreachable"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckbackPolicy:
+    """How one transaction is checked back. Source of the defaults: RocketMQ BrokerConfig, transactionCheckMax and -Interval."""
+
+    first_after_ms: int = 10_000  # the grace: longer than most local transactions take
+    interval_ms: int = 30_000
+    max_answers: int = 15
+    unreachable_limit_ms: int = 86_400_000
+    on_exhausted: OnExhausted = OnExhausted.HOLD
+
+
+class Step(Enum):
+    WAIT = "nothing to do yet"
+    ASK = "its check is due"
+    EXHAUST = "no more checks: on_exhausted applies"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The step, when to look again (wall milliseconds; None: when something happens), and why it is exhausted."""
+
+    step: Step
+    look_again_ms: int | None = None
+    reason: HoldReason | None = None
+
+
+def plan_check(policy: CheckbackPolicy, *, now_ms: int, due_ms: int, asked_ms: int | None, answers: int) -> Plan:
+    """What to do about one undecided transaction.
+
+    `due_ms`: when its next check is due; `asked_ms`: since when a check is open that nobody has answered; `answers`: how many
+    checks were answered "unknown" since it was begun or resumed.
+    """
+    if answers >= policy.max_answers:
+        return Plan(Step.EXHAUST, reason=HoldReason.ANSWERS_EXHAUSTED)
+    if asked_ms is not None:
+        give_up_ms = asked_ms + policy.unreachable_limit_ms
+        if now_ms >= give_up_ms:
+            return Plan(Step.EXHAUST, reason=HoldReason.UNREACHABLE)
+        return Plan(Step.WAIT, give_up_ms)
+    if now_ms >= due_ms:
+        return Plan(Step.ASK, now_ms + policy.unreachable_limit_ms)
+    return Plan(Step.WAIT, due_ms)

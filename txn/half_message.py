@@ -1,0 +1,201 @@
+"""Half, final, op and check messages: what a transaction is in the log. Pure: messages in, messages out.
+
+    half    topic RMQ_SYS_TRANS_HALF_TOPIC, one for each message of the transaction; the real topic and queue are properties
+    final   the message itself in its real topic, with the COMMIT bits and the log offset of its half
+    op      topic RMQ_SYS_TRANS_OP_HALF_TOPIC, one for each decision: tag "d", body "12,13," (the halves' queue offsets)
+    check   topic rmq_sys_escrowmq_checks, one for each answered "unknown", hold and resume: body JSON
+
+A begin is one append, a decision (finals, then op) another, so neither is ever torn. What we add to RocketMQ's layout are
+properties that it ignores: the transaction's own facts on its first half, the decision on its op.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from storage.formats import properties
+from storage.formats.names import CHECK_TOPIC, HALF_TOPIC, HELD_TOPIC, OP_TOPIC
+from storage.message import Message, QueueId, StoredMessage, TransactionBits
+from txn.checkback_plan import CheckbackPolicy
+from txn.states import Resolver, TxnState
+
+HALF_QUEUE = QueueId(HALF_TOPIC, 0)
+OP_QUEUE = QueueId(OP_TOPIC, 0)
+CHECK_QUEUE = QueueId(CHECK_TOPIC, 0)
+HELD_QUEUE = QueueId(HELD_TOPIC, 0)
+REPLAYED_QUEUES = (HALF_QUEUE, CHECK_QUEUE, OP_QUEUE)
+SYSTEM_QUEUES = (*REPLAYED_QUEUES, HELD_QUEUE)
+
+TRANSACTION_FACTS = "__transaction"  # on the first half, JSON of Facts
+DECISION = "__decision"  # on the op: commit or rollback
+DECIDED_BY = "__decided_by"
+DECISION_REASON = "__reason"
+FINALS_FROM = "__finals_from"  # on the op: a queue offset for each final at or behind which it lies
+_OP_TAG = "d"
+
+_DECISIONS = {TxnState.COMMITTED: "commit", TxnState.ROLLED_BACK: "rollback"}
+_STATES = {word: state for state, word in _DECISIONS.items()}
+
+
+class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was said when the transaction was begun, beside its messages."""
+
+    message_count: int
+    policy: CheckbackPolicy
+    business_key: str | None = None
+    idempotency_key: str | None = None
+    idempotency_print: str | None = None
+
+
+class Op(NamedTuple):
+    """A decision as it was recorded. In a store that a broker wrote everything but `half_offsets` is missing."""
+
+    half_offsets: tuple[int, ...]
+    transaction_id: str | None
+    state: TxnState | None
+    resolved_by: Resolver
+    resolved_at_ms: int
+    reason: str | None
+    finals_from: tuple[int, ...]
+
+
+class CheckEvent(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="event"):
+    """Something about an undecided transaction that must survive a restart. `revision`: that of the transaction afterwards."""
+
+    transaction_id: str
+    revision: int
+
+
+class AnsweredUnknown(CheckEvent, frozen=True, omit_defaults=True, tag="answered_unknown"):
+    check_number: int
+    next_check_at_ms: int
+    evidence: dict[str, str] | None = None
+
+
+class Held(CheckEvent, frozen=True, omit_defaults=True, tag="held"):
+    reason: str
+
+
+class Resumed(CheckEvent, frozen=True, omit_defaults=True, tag="resumed"):
+    next_check_at_ms: int
+
+
+AnyCheckEvent = AnsweredUnknown | Held | Resumed
+_event_decoder: msgspec.json.Decoder[AnyCheckEvent] = msgspec.json.Decoder(AnyCheckEvent)
+_facts_decoder = msgspec.json.Decoder(Facts)
+
+
+# ------------------------------------------------------------------------------------------------------------------ half
+
+
+def wrap_halves(messages: Sequence[Message], *, transaction_id: str, producer_group: str, facts: Facts) -> list[Message]:
+    """The messages as half messages, in their order; the first one carries the facts."""
+    halves = []
+    for index, message in enumerate(messages):
+        system = {
+            **message.system,
+            properties.REAL_TOPIC: message.queue.topic,
+            properties.REAL_QUEUE: str(message.queue.number),
+            properties.PRODUCER_GROUP: producer_group,
+            properties.TRANSACTION_MARK: "true",
+            properties.TRANSACTION_ID: transaction_id,
+        }
+        if index == 0:
+            system[TRANSACTION_FACTS] = msgspec.json.encode(facts).decode()
+        halves.append(msgspec.structs.replace(message, queue=HALF_QUEUE, system=system))
+    return halves
+
+
+def real_queue(half: StoredMessage) -> QueueId:
+    return QueueId(half.system.get(properties.REAL_TOPIC, ""), int(half.system.get(properties.REAL_QUEUE, "0")))
+
+
+def transaction_id_of(half: StoredMessage) -> str:
+    """In a store that a broker wrote it is the message's own id."""
+    return half.system.get(properties.TRANSACTION_ID) or half.message_id
+
+
+def producer_group_of(half: StoredMessage) -> str:
+    return half.system.get(properties.PRODUCER_GROUP, "")
+
+
+def facts_of(half: StoredMessage) -> Facts | None:
+    """None on every half but the first, and on a broker's."""
+    text = half.system.get(TRANSACTION_FACTS)
+    return None if text is None else _facts_decoder.decode(text)
+
+
+# ----------------------------------------------------------------------------------------------------------------- final
+
+_NOT_ON_A_FINAL = frozenset({properties.REAL_TOPIC, properties.REAL_QUEUE, TRANSACTION_FACTS})
+
+
+def unwrap_final(half: StoredMessage) -> Message:
+    """The message as consumers see it."""
+    return Message(
+        queue=real_queue(half),
+        message_id=half.message_id,
+        body=half.body,
+        born_at_ms=half.born_at_ms,
+        key=half.key,
+        tag=half.tag,
+        properties=half.properties,
+        system={name: value for name, value in half.system.items() if name not in _NOT_ON_A_FINAL},
+        transaction=TransactionBits.COMMIT,
+        prepared_log_offset=half.log_offset or 0,
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------------- op
+
+
+def op_message(op: Op) -> Message:
+    """The record of a decision. It has no id of its own, as in RocketMQ."""
+    assert op.transaction_id is not None
+    assert op.state is not None
+    system = {
+        properties.TRANSACTION_ID: op.transaction_id,
+        DECISION: _DECISIONS[op.state],
+        DECIDED_BY: op.resolved_by.value,
+        DECISION_REASON: op.reason or "",
+        FINALS_FROM: ",".join(map(str, op.finals_from)),
+    }
+    body = "".join([f"{offset}," for offset in op.half_offsets]).encode()
+    return Message(queue=OP_QUEUE, message_id="", body=body, born_at_ms=op.resolved_at_ms, tag=_OP_TAG, system=system)
+
+
+def read_op(message: StoredMessage) -> Op:
+    """Takes RocketMQ's forms too: one offset, or several with commas between or behind."""
+    offsets = tuple(int(number) for number in message.body.decode("ascii", "replace").split(",") if number.isdigit())
+    system = message.system
+    decision = system.get(DECISION)
+    return Op(
+        half_offsets=offsets,
+        transaction_id=system.get(properties.TRANSACTION_ID),
+        state=_STATES.get(decision) if decision is not None else None,
+        resolved_by=Resolver(system.get(DECIDED_BY, Resolver.PRODUCER)),
+        resolved_at_ms=message.born_at_ms,
+        reason=system.get(DECISION_REASON),
+        finals_from=tuple(int(number) for number in system.get(FINALS_FROM, "").split(",") if number),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------- check
+
+
+def check_message(event: AnyCheckEvent, *, message_id: str, now_ms: int) -> Message:
+    body = msgspec.json.encode(event)
+    system = {properties.TRANSACTION_ID: event.transaction_id}
+    return Message(queue=CHECK_QUEUE, message_id=message_id, body=body, born_at_ms=now_ms, tag="check", system=system)
+
+
+def held_message(event: Held, *, message_id: str, now_ms: int) -> Message:
+    """RocketMQ's mark of a transaction that nobody is asked about any more; the check message says the same to us."""
+    body = msgspec.json.encode(event)
+    system = {properties.TRANSACTION_ID: event.transaction_id}
+    return Message(queue=HELD_QUEUE, message_id=message_id, body=body, born_at_ms=now_ms, tag="held", system=system)
+
+
+def read_check(message: StoredMessage) -> AnyCheckEvent:
+    return _event_decoder.decode(message.body)

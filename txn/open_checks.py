@@ -1,0 +1,116 @@
+"""The checks that producers are to answer: who waits for one, who has which under a lease. In memory only.
+
+A check's id says which transaction it is about and which of its checks it is, so that an answer finds its transaction after a
+restart too. A check whose lease ends unanswered is handed out again under the same id.
+"""
+
+import asyncio
+import heapq
+from collections import OrderedDict
+from typing import NamedTuple
+
+from storage.clock import Clock
+from txn.pending import Transaction
+
+_PREFIX = "chk"
+
+
+def check_id(transaction: Transaction) -> str:
+    """Of the transaction's open check."""
+    return f"{_PREFIX}_{transaction.checks_answered + 1}_{transaction.transaction_id}"
+
+
+def parse_check_id(text: str) -> tuple[str, int] | None:
+    """(transaction id, number of the check); None where it is no check id."""
+    prefix, _, rest = text.partition("_")
+    number, _, transaction_id = rest.partition("_")
+    if prefix != _PREFIX or not transaction_id or not (number.isascii() and number.isdigit()) or len(number) > 9:
+        return None
+    return transaction_id, int(number)
+
+
+class LeasedCheck(NamedTuple):
+    check_id: str
+    transaction: Transaction
+    lease_expires_at_ms: int
+
+
+class OpenChecks:
+    """The event loop's. Leases run on the monotonic clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._available: dict[str, OrderedDict[str, Transaction]] = {}
+        self._leases: list[tuple[int, str]] = []
+        self._leased: dict[str, tuple[int, Transaction]] = {}
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+
+    def offer(self, transaction: Transaction) -> None:
+        """Its check is due: whoever asks first gets it."""
+        group = transaction.producer_group
+        self._available.setdefault(group, OrderedDict())[transaction.transaction_id] = transaction
+        for waiting in self._waiting.pop(group, []):
+            if not waiting.done():
+                waiting.set_result(None)
+
+    def withdraw(self, transaction: Transaction) -> None:
+        """It was answered, or decided, or is held: nobody is to be asked."""
+        self._leased.pop(transaction.transaction_id, None)
+        available = self._available.get(transaction.producer_group)
+        if available is not None:
+            available.pop(transaction.transaction_id, None)
+            if not available:
+                del self._available[transaction.producer_group]
+
+    def lease(self, group: str, *, max_checks: int, lease_ms: int) -> list[LeasedCheck]:
+        """Hand out what is available, oldest first."""
+        self.return_expired()
+        checks: list[LeasedCheck] = []
+        until_ms = self._clock.monotonic_ms() + lease_ms
+        expires_at_ms = self._clock.wall_ms() + lease_ms
+        available = self._available.get(group)
+        while available and len(checks) < max_checks:
+            transaction_id, transaction = available.popitem(last=False)
+            self._leased[transaction_id] = (until_ms, transaction)
+            heapq.heappush(self._leases, (until_ms, transaction_id))
+            checks.append(LeasedCheck(check_id(transaction), transaction, expires_at_ms))
+        if available is not None and not available:
+            del self._available[group]
+        return checks
+
+    def return_expired(self) -> int:
+        """Offer the checks again whose leases have ended; how many."""
+        now_ms = self._clock.monotonic_ms()
+        count = 0
+        while self._leases and self._leases[0][0] <= now_ms:
+            until_ms, transaction_id = heapq.heappop(self._leases)
+            leased = self._leased.get(transaction_id)
+            if leased is not None and leased[0] == until_ms:
+                del self._leased[transaction_id]
+                self.offer(leased[1])
+                count += 1
+        return count
+
+    def next_expiry_ms(self) -> int | None:
+        """When the next lease ends, on the monotonic clock."""
+        return self._leases[0][0] if self._leases else None
+
+    async def wait(self, group: str) -> None:
+        """Until something is offered to the group, or the service stops."""
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        parked = self._waiting.setdefault(group, [])
+        parked.append(waiting)
+        try:
+            await waiting
+        finally:
+            if waiting in parked:
+                parked.remove(waiting)
+                if not parked and self._waiting.get(group) is parked:
+                    del self._waiting[group]
+
+    def wake_all(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for parked in waiting.values():
+            for one in parked:
+                if not one.done():
+                    one.set_result(None)

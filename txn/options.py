@@ -1,0 +1,17 @@
+"""How transactions are set up."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransactionOptions:
+    max_open: int = 1_000_000  # undecided transactions at once; more are refused with 429
+    decided_kept: int = 500_000  # in memory, to recognise a repeated decision or idempotency key
+    dedup_window_ms: int = 86_400_000  # how long an idempotency key of begin counts
+    sweep_interval_ms: int = 100
+    snapshot_interval_ms: int = 10_000
+
+    def __post_init__(self) -> None:
+        for name in ("max_open", "decided_kept", "dedup_window_ms", "sweep_interval_ms", "snapshot_interval_ms"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

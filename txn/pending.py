@@ -1,0 +1,295 @@
+"""The table of transactions: the undecided ones, and as many decided ones as it keeps to recognise a repeated request. Pure.
+
+Derived: replaying the half, check and op queues gives it back. Applying something twice changes nothing, so a replay may begin
+anywhere before the point that a snapshot reflects.
+"""
+
+import heapq
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+
+from storage.message import QueueId, StoredMessage
+from txn import half_message
+from txn.checkback_plan import CheckbackPolicy
+from txn.half_message import AnsweredUnknown, AnyCheckEvent, Held, Op
+from txn.states import Resolver, TxnState
+
+
+class TxnMessage(msgspec.Struct, gc=False):
+    """One message of a transaction; offsets are queue offsets."""
+
+    message_id: str
+    queue: QueueId
+    key: str | None
+    half_offset: int
+    final_offset: int | None = None  # in its real queue, once committed
+    final_from: int | None = None  # where to look for the final when final_offset is not known
+
+
+class Transaction(msgspec.Struct):
+    """What the service knows about one transaction. Times are wall milliseconds."""
+
+    transaction_id: str
+    producer_group: str
+    messages: list[TxnMessage]
+    policy: CheckbackPolicy
+    prepared_at_ms: int
+    next_check_at_ms: int
+    business_key: str | None = None
+    idempotency_key: str | None = None
+    idempotency_print: str | None = None
+    state: TxnState = TxnState.PREPARED
+    revision: int = 1
+    answers: int = 0  # answered "unknown" since it was begun or resumed
+    checks_answered: int = 0  # since it was begun; the open check has the number behind it
+    last_answer: str | None = None
+    asked_at_ms: int | None = None  # since when a check is open that nobody has answered
+    hold_reason: str | None = None
+    was_held: bool = False
+    resolved_by: Resolver | None = None
+    resolved_at_ms: int | None = None
+    reason: str | None = None
+
+    @property
+    def is_late(self) -> bool:
+        """Decided after it had been held."""
+        return self.was_held and self.state.is_decided
+
+    @property
+    def first_check_at_ms(self) -> int:
+        return self.prepared_at_ms + self.policy.first_after_ms
+
+    @property
+    def sequence(self) -> int:
+        """Its place in the order of begins."""
+        return self.messages[0].half_offset
+
+
+class TransactionTable:
+    def __init__(self, *, decided_kept: int) -> None:
+        self._decided_kept = decided_kept
+        self._all: dict[str, Transaction] = {}
+        self._open = _InOrder()
+        self._any = _InOrder()
+        self._decided: OrderedDict[str, None] = OrderedDict()
+        self._by_key: dict[str, str] = {}
+        self._by_half: dict[int, str] = {}
+        self._due: list[tuple[int, int, str]] = []
+        self.held_count = 0
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @property
+    def open_count(self) -> int:
+        """Undecided ones, held ones among them."""
+        return len(self._open)
+
+    @property
+    def oldest_open(self) -> Transaction | None:
+        for transaction_id in self._open.after(-1):
+            return self._all[transaction_id]
+        return None
+
+    def get(self, transaction_id: str) -> Transaction | None:
+        return self._all.get(transaction_id)
+
+    def by_idempotency_key(self, key: str) -> Transaction | None:
+        transaction_id = self._by_key.get(key)
+        return None if transaction_id is None else self._all.get(transaction_id)
+
+    def owner_of_half(self, half_offset: int) -> str | None:
+        """The undecided transaction that a half message belongs to."""
+        return self._by_half.get(half_offset)
+
+    def list(self, *, after: int, states: frozenset[TxnState], wanted: Callable[[Transaction], bool]) -> Iterator[Transaction]:
+        """In the order of begins, those behind the sequence number `after`."""
+        only_open = not any(state.is_decided for state in states)
+        for transaction_id in (self._open if only_open else self._any).after(after):
+            transaction = self._all[transaction_id]
+            if transaction.state in states and wanted(transaction):
+                yield transaction
+
+    # ------------------------------------------------------------------------------------------------------- changes
+
+    def add(self, transaction: Transaction) -> None:
+        """A transaction was begun."""
+        transaction_id = transaction.transaction_id
+        if transaction_id in self._all:
+            return
+        self._all[transaction_id] = transaction
+        self._any.add(transaction.sequence, transaction_id)
+        if transaction.idempotency_key is not None:
+            self._by_key[transaction.idempotency_key] = transaction_id
+        if transaction.state.is_decided:
+            self._keep_decided(transaction_id)
+            return
+        self._open.add(transaction.sequence, transaction_id)
+        for message in transaction.messages:
+            self._by_half[message.half_offset] = transaction_id
+        if transaction.state is TxnState.HELD:
+            self.held_count += 1
+        else:
+            self.look_again(transaction, transaction.next_check_at_ms)
+
+    def add_copy(self, transaction_id: str, half_offset: int) -> None:
+        """A broker wrote the half of this transaction again."""
+        self._by_half[half_offset] = transaction_id
+
+    def decide(
+        self,
+        transaction: Transaction,
+        state: TxnState,
+        *,
+        resolved_by: Resolver,
+        resolved_at_ms: int,
+        reason: str | None,
+        finals: Iterable[tuple[int | None, int | None]],
+    ) -> None:
+        """The decision is recorded; `finals`: (queue offset, or where to look for it) of each message of a commit."""
+        if transaction.state.is_decided:
+            return
+        if transaction.state is TxnState.HELD:
+            self.held_count -= 1
+        transaction.state = state
+        transaction.resolved_by = resolved_by
+        transaction.resolved_at_ms = resolved_at_ms
+        transaction.reason = reason
+        transaction.asked_at_ms = None
+        transaction.revision += 1
+        for message, (final_offset, final_from) in zip(transaction.messages, finals, strict=False):
+            message.final_offset = final_offset
+            message.final_from = final_from
+        for message in transaction.messages:
+            self._by_half.pop(message.half_offset, None)
+        self._open.discard(transaction.sequence)
+        self._keep_decided(transaction.transaction_id)
+
+    def apply(self, event: AnyCheckEvent) -> Transaction | None:
+        """Something about an undecided transaction; None where it is known already, or decided."""
+        transaction = self._all.get(event.transaction_id)
+        if transaction is None or transaction.state.is_decided or event.revision <= transaction.revision:
+            return None
+        transaction.revision = event.revision
+        transaction.asked_at_ms = None
+        if isinstance(event, AnsweredUnknown):
+            transaction.answers += 1
+            transaction.checks_answered = event.check_number
+            transaction.last_answer = "unknown"
+            transaction.next_check_at_ms = event.next_check_at_ms
+        elif isinstance(event, Held):
+            self.held_count += transaction.state is not TxnState.HELD
+            transaction.state = TxnState.HELD
+            transaction.hold_reason = event.reason
+            transaction.was_held = True
+        else:
+            self.held_count -= transaction.state is TxnState.HELD
+            transaction.state = TxnState.PREPARED
+            transaction.hold_reason = None
+            transaction.answers = 0
+            transaction.next_check_at_ms = event.next_check_at_ms
+        if transaction.state is TxnState.PREPARED:
+            self.look_again(transaction, transaction.next_check_at_ms)
+        return transaction
+
+    def look_again(self, transaction: Transaction, at_ms: int) -> None:
+        """Its plan is to be made anew then."""
+        heapq.heappush(self._due, (at_ms, transaction.sequence, transaction.transaction_id))
+
+    def take_due(self, now_ms: int) -> Iterator[Transaction]:
+        """Undecided, not held transactions whose plan is to be made anew; each comes once for each `look_again`."""
+        while self._due and self._due[0][0] <= now_ms:
+            _, _, transaction_id = heapq.heappop(self._due)
+            transaction = self._all.get(transaction_id)
+            if transaction is not None and transaction.state is TxnState.PREPARED:
+                yield transaction
+
+    def next_due_ms(self) -> int | None:
+        return self._due[0][0] if self._due else None
+
+    def forget_key(self, key: str) -> None:
+        """The idempotency key is too old to count."""
+        self._by_key.pop(key, None)
+
+    def _keep_decided(self, transaction_id: str) -> None:
+        self._decided[transaction_id] = None
+        while len(self._decided) > self._decided_kept:
+            oldest, _ = self._decided.popitem(last=False)
+            gone = self._all.pop(oldest)
+            self._any.discard(gone.sequence)
+            if gone.idempotency_key is not None and self._by_key.get(gone.idempotency_key) == oldest:
+                del self._by_key[gone.idempotency_key]
+
+    # --------------------------------------------------------------------------------------------- replay, snapshots
+
+    def __iter__(self) -> Iterator[Transaction]:
+        return iter(self._all.values())
+
+    def replay_op(self, op: Op) -> None:
+        """A decision from the log."""
+        transaction_id = op.transaction_id
+        for half_offset in op.half_offsets:
+            owner = transaction_id or self._by_half.get(half_offset)
+            transaction = None if owner is None else self._all.get(owner)
+            if transaction is not None:
+                # An op that does not say which way it went is a broker's: a commit is known by its final message.
+                state = op.state or TxnState.ROLLED_BACK
+                finals = [(None, offset) for offset in op.finals_from]
+                self.decide(
+                    transaction,
+                    state,
+                    resolved_by=op.resolved_by,
+                    resolved_at_ms=op.resolved_at_ms,
+                    reason=op.reason,
+                    finals=finals,
+                )
+
+
+def from_halves(halves: list[StoredMessage]) -> Transaction:
+    """The transaction that these half messages, all of it, begin."""
+    first = halves[0]
+    facts = half_message.facts_of(first)
+    policy = facts.policy if facts is not None else CheckbackPolicy()
+    return Transaction(
+        transaction_id=half_message.transaction_id_of(first),
+        producer_group=half_message.producer_group_of(first),
+        messages=[TxnMessage(half.message_id, half_message.real_queue(half), half.key, half.queue_offset) for half in halves],
+        policy=policy,
+        prepared_at_ms=first.stored_at_ms,
+        next_check_at_ms=first.stored_at_ms + policy.first_after_ms,
+        business_key=facts.business_key if facts is not None else None,
+        idempotency_key=facts.idempotency_key if facts is not None else None,
+        idempotency_print=facts.idempotency_print if facts is not None else None,
+    )
+
+
+class _InOrder:
+    """Ids by an ever-growing sequence number, with a cheap way to go on behind one of them."""
+
+    def __init__(self) -> None:
+        self._ids: dict[int, str] = {}
+        self._sequences: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def add(self, sequence: int, identifier: str) -> None:
+        if self._sequences and sequence < self._sequences[-1]:
+            self._sequences.insert(bisect_right(self._sequences, sequence), sequence)
+        else:
+            self._sequences.append(sequence)
+        self._ids[sequence] = identifier
+
+    def discard(self, sequence: int) -> None:
+        self._ids.pop(sequence, None)
+        if len(self._sequences) > 2 * len(self._ids) + 64:
+            self._sequences = [known for known in self._sequences if known in self._ids]
+
+    def after(self, sequence: int) -> Iterator[str]:
+        for index in range(bisect_right(self._sequences, sequence), len(self._sequences)):
+            identifier = self._ids.get(self._sequences[index])
+            if identifier is not None:
+                yield identifier
