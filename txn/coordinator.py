@@ -14,6 +14,7 @@ import structlog
 
 from storage.clock import Clock
 from storage.errors import (
+    Backpressure,
     CheckNotOpen,
     IdempotencyInProgress,
     IdempotencyKeyReused,
@@ -37,6 +38,7 @@ log = structlog.get_logger()
 
 SNAPSHOT = "transactions"
 _SNAPSHOT_SLICE = 2_000  # transactions encoded in one turn of the loop
+_HALF_WAIT_MS = 10_000
 _READ_MESSAGES = 512
 _READ_BYTES = 8 << 20
 
@@ -493,6 +495,10 @@ class TransactionCoordinator:
         return appended
 
     async def _read_halves(self, transaction: Transaction) -> list[StoredMessage]:
+        last = transaction.messages[-1].half_offset
+        if not await self._store.wait_for_arrival(HALF_QUEUE, last, timeout_ms=_HALF_WAIT_MS):
+            # The begin was answered although its sync takes longer than the engine's limit.
+            raise Backpressure(f"the messages of transaction {transaction.transaction_id} are not on disk yet")
         halves: list[StoredMessage] = []
         while len(halves) < len(transaction.messages):
             at = transaction.messages[len(halves)].half_offset

@@ -97,14 +97,18 @@ class SentKeys:
         return await asyncio.shield(task)
 
     async def find(self, sent: Sent) -> list[Appended]:
-        """Where the messages of an earlier send are, and how sure that is by now."""
+        """Where the messages of an earlier send are, and how sure that is by now.
+
+        Raises IdempotencyInProgress while they are not visible yet, which only buffered ones are not.
+        """
         found = []
         for message in sent.messages:
             queue = QueueId(sent.topic, message.queue_number)
             stored = await find_message(self._store, queue, message.from_offset, message.message_id)
-            if stored is not None:
-                durable = not isinstance(self._store, SyncedPosition) or self._store.is_durable(stored.log_offset)
-                found.append(Appended(queue, stored.queue_offset, stored.log_offset, stored.stored_at_ms, durable))
+            if stored is None:
+                raise IdempotencyInProgress(f"message {message.message_id} is stored, but cannot be read yet")
+            durable = not isinstance(self._store, SyncedPosition) or self._store.is_durable(stored.log_offset)
+            found.append(Appended(queue, stored.queue_offset, stored.log_offset, stored.stored_at_ms, durable))
         return found
 
     async def save_snapshot(self) -> bool:

@@ -6,12 +6,16 @@ What it models, so that a store which survives it may be trusted on a real disk:
   the file is synced, in any order, in any of the versions it had since the last sync;
 - the length of a file, and the names in a folder, are durable only once the file or the folder is synced; until then each
   change is kept or lost by itself;
-- a sector is written whole and harms no other (docs/durability.md).
+- a sector is written whole and harms no other (docs/durability.md);
+- a sync that fails tells so once: afterwards memory shows the new bytes, the disk holds the old ones, and nothing will ever
+  write them there, as Linux does it.
 
 `cut_after` operations the power goes: that operation and all later ones raise PowerCut, and `after_power_cut` gives the disk as
 the next start finds it. `after_kill` gives it as a killed process leaves it: the page cache lives on, nothing more is durable.
 """
 
+import errno
+from collections.abc import Callable
 from pathlib import PurePath
 from random import Random
 
@@ -25,12 +29,13 @@ class PowerCut(BaseException):
 class _Inode:
     """One file: what the page cache shows (`live`), what is on disk, and the versions of each sector in between."""
 
-    __slots__ = ("live", "on_disk", "pending", "sizes")
+    __slots__ = ("forgotten", "live", "on_disk", "pending", "sizes")
 
     def __init__(self) -> None:
         self.live = bytearray()
         self.on_disk = bytearray()
         self.pending: dict[int, list[bytes]] = {}
+        self.forgotten: set[int] = set()  # sectors that memory shows and a failed sync kept from the disk
         self.sizes: list[int] = []
 
     def write(self, offset: int, data: bytes) -> None:
@@ -48,9 +53,24 @@ class _Inode:
         self.sizes.append(length)
 
     def sync(self) -> None:
-        self.on_disk[:] = self.live
+        _set_length(self.on_disk, len(self.live))
+        for sector, versions in self.pending.items():
+            begin = sector * SECTOR_BYTES
+            piece = versions[-1][: len(self.live) - begin]
+            self.on_disk[begin : begin + len(piece)] = piece
+        self.forgotten -= self.pending.keys()
         self.pending.clear()
         self.sizes.clear()
+
+    def fail_sync(self) -> None:
+        self.forgotten |= self.pending.keys()
+        self.pending.clear()
+
+    def drop_cache(self) -> None:
+        for sector in self.forgotten:
+            begin = sector * SECTOR_BYTES
+            self.live[begin : begin + SECTOR_BYTES] = self.on_disk[begin : begin + SECTOR_BYTES]
+        self.forgotten.clear()
 
     def cut(self, randomness: Random) -> "_Inode":
         survivor = _Inode()
@@ -163,10 +183,14 @@ class SimulatedFile:
 
     def sync(self) -> None:
         self._disk.operate()
+        self._disk.syncs += 1
+        if self._disk.syncs == self._disk.fail_sync_number:
+            self._inode.fail_sync()
+            raise OSError(errno.EIO, "simulated")
         self._inode.sync()
 
     def drop_cache(self) -> None:
-        pass
+        self._inode.drop_cache()
 
     def map(self) -> SimulatedRegion:
         return SimulatedRegion(self._disk, self._inode)
@@ -191,17 +215,19 @@ class SimulatedDisk:
         self._folders: dict[PurePath, _Folder] = {}
         self._locks: set[PurePath] = set()
         self.operations = 0
+        self.syncs = 0
         self.cut_after: int | None = None
+        self.fail_sync_number: int | None = None  # this sync of a file, counted from 1, fails
+        self.on_cut: Callable[[], None] = lambda: None
+        self.is_off = False
 
     def operate(self) -> None:
         """One operation that changes the disk is about to happen. Raises PowerCut when its time has come."""
         if self.cut_after is not None and self.operations >= self.cut_after:
+            self.is_off = True
+            self.on_cut()
             raise PowerCut
         self.operations += 1
-
-    @property
-    def is_off(self) -> bool:
-        return self.cut_after is not None and self.operations >= self.cut_after
 
     def after_power_cut(self, randomness: Random) -> "SimulatedDisk":
         survivor = SimulatedDisk()
@@ -221,6 +247,10 @@ class SimulatedDisk:
         survivor = SimulatedDisk()
         survivor._folders = self._folders
         return survivor
+
+    def on_disk(self, path: PurePath) -> bytes:
+        """What the disk itself holds of a file."""
+        return bytes(self._folder(path.parent).live[path.name].on_disk)
 
     # ------------------------------------------------------------------------------------------------------------- Vfs
 

@@ -44,8 +44,9 @@ TRANSACTION_MASK = 0xC
 BORN_HOST_IPV6 = 0x10
 STORE_HOST_IPV6 = 0x20
 
-# The address RocketMQ gives a broker by default. Nobody dials it: our clients speak HTTP.
-HOST = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)
+# The host that our records name as theirs: a loopback address that no broker has (its bytes say EMQ), at a broker's default
+# port. Nobody dials it. It tells who wrote a record: one of ours without a unit item is damaged, a broker's is not.
+HOST = b"\x7fEMQ" + struct.pack(">i", 10911)
 
 _START = struct.Struct(">iI")
 _HEADER = struct.Struct(">iIIiiqqiq8sq8siqi")  # with IPv4 hosts: up to and with body_bytes

@@ -3,10 +3,10 @@
 Our units are checked many at a time with numpy: their records lie on 8-byte borders, so candidates are found by their magic
 word, the chain `position + length = next position` leaves the real ones, and each unit's crc32c is compared with its seal. What
 numpy does not accept is judged alone, and then the reason is known. Records that a RocketMQ broker wrote are judged alone too,
-by its rules: the lengths add up and the body's CRC is right.
+by its rules: the lengths add up and the body's CRC is right. Which of the two wrote a record is told by its store host.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
 
@@ -93,7 +93,7 @@ def scan(window: bytes, window_offset: int, *, begin: int, segment_end: int, epo
 def judge(window: bytes, at: int, window_offset: int, *, segment_end: int, epoch: int = 0) -> Unit | Halt:
     """The unit that begins at `at`, or why there is none.
 
-    A record without a unit item, or with an intact one that names another place, is a broker's and stands alone.
+    A record without a unit item that names this place stands alone and is a broker's, or else it is damaged.
     """
     offset = window_offset + at
     if at + records.END_OF_FILE_BYTES > len(window):
@@ -116,7 +116,7 @@ def judge(window: bytes, at: int, window_offset: int, *, segment_end: int, epoch
     item = _item_at_end(window, at + total)
     if item is not None and item.first_offset == offset:
         return _judge_unit(window, at, window_offset, item, segment_end=segment_end, epoch=epoch)
-    return _judge_foreign(window, at, window_offset, total, item, segment_end=segment_end)
+    return _judge_alone(window[at : at + total], at, offset)
 
 
 def _judge_unit(
@@ -147,47 +147,28 @@ def _judge_unit(
     return Unit(cursor, found, item)
 
 
-def _judge_foreign(
-    window: bytes, at: int, window_offset: int, total: int, item: unit.UnitItem | None, *, segment_end: int
-) -> Unit | Halt:
-    """A record that no unit of ours begins with: a broker's by RocketMQ's rules, or damaged."""
-    offset = window_offset + at
-    end = at + total
+def _judge_alone(raw: bytes, at: int, offset: int) -> Unit | Halt:
+    """A record that begins no unit: a broker's, by RocketMQ's rules; or one of ours that lost its item."""
     try:
-        record = records.decode(window[at:end])
+        record = records.decode(raw)
     except DamagedRecord as damage:
         return Halt(Stop.DAMAGED, str(damage))
     if record.physical_offset != offset:
         return Halt(Stop.DAMAGED, f"the record says that it lies at log offset {record.physical_offset}")
     if records.body_crc(record.body) != record.body_crc:
         return Halt(Stop.DAMAGED, "the CRC of the body differs")
-    fields = properties.decode(record.properties)
-    if properties.UNIT in fields or properties.SEAL in fields:
-        item = _copied_item(fields)
-        if item is None or item.first_offset == offset:
-            return Halt(Stop.DAMAGED, "the unit item of the record is not intact")
-    # A unit whose first record lost its item: the second one still says where the unit begins.
-    if end + records.END_OF_FILE_BYTES > len(window):
-        return Unit(end, [(at, total)], item) if window_offset + end == segment_end else Halt(Stop.WINDOW_END)
-    next_total, next_magic = records.start(window, end)
-    if next_magic in _RECORD_MAGICS and records.FIXED_BYTES <= next_total <= segment_end - window_offset - end:
-        if end + next_total > len(window):
-            return Halt(Stop.WINDOW_END)
-        follower = _item_at_end(window, end + next_total)
-        if follower is not None and follower.first_offset == offset:
-            return Halt(Stop.DAMAGED, "the next record says that a unit begins here")
-    return Unit(end, [(at, total)], item)
+    # A broker that copies a record copies the item too, in whatever order, and sometimes our host.
+    text = properties.decode(record.properties).get(properties.UNIT, "")
+    item = unit.decode_item(unit.UNIT_ITEM_START + text.encode("utf-8") + b"\x02")
+    if record.store_host == records.HOST and (item is None or item.first_offset == offset):
+        return Halt(Stop.DAMAGED, "the unit item of the record is not intact")
+    return Unit(at + len(raw), [(at, len(raw))], item)
 
 
 def _item_at_end(window: bytes, end: int) -> unit.UnitItem | None:
     """The unit item in its place at the end of a record, before the seal where there is one."""
     sealed = window.startswith(unit.SEAL_START, end - unit.SEAL_BYTES)
     return unit.decode_item(window, end - unit.UNIT_ITEM_BYTES - (unit.SEAL_BYTES if sealed else 0))
-
-
-def _copied_item(fields: Mapping[str, str]) -> unit.UnitItem | None:
-    """The intact unit item that a broker copied with the other properties, in whatever order."""
-    return unit.decode_item(unit.UNIT_ITEM_START + fields.get(properties.UNIT, "").encode("utf-8") + b"\x02")
 
 
 def units_between(

@@ -67,17 +67,17 @@ class CommitLog:
         where the damage is. Where it shows in none, a header or a property is wrong and nobody can tell whose.
         """
         item = self._item_of(record, offset)
-        if item is None:
-            self._verify_without_item(offset)
-            return
-        step = self._judge(item.first_offset)
+        first_offset = offset if item is None else item.first_offset
+        step = self._judge(first_offset)
         if isinstance(step, scan.Unit):
-            self._verified.add(item.first_offset, item.first_offset + step.end)
+            self._verified.add(first_offset, first_offset + step.end)
             return
+        if item is None:
+            raise self.corrupt(offset, step.reason)
         if records.body_crc(record.body) != record.body_crc:
             raise self.corrupt(offset, "the CRC of the body differs")
-        if not any(self._is_damaged_alone(place, size) for place, size in self._chain(item)):
-            raise self.corrupt(offset, f"its unit at {item.first_offset} is damaged: {step.reason}")
+        if not any(self._is_damaged_alone(place, length) for place, length in self._chain(item)):
+            raise self.corrupt(offset, f"its unit at {first_offset} is damaged: {step.reason}")
 
     def _item_of(self, record: Record, offset: int) -> unit.UnitItem | None:
         """The record's unit item, where the record belongs to that unit: a broker's copy carries one of another place."""
@@ -86,33 +86,6 @@ class CommitLog:
             if item is not None and any(place == offset for place, _ in self._chain(item)):
                 return item
         return None
-
-    def _verify_without_item(self, offset: int) -> None:
-        """A broker's record, or one of ours that lost its item: what lies before it tells which. Walk to it from the last
-        place where a unit is known to begin."""
-        segment = self.segments.find(offset)
-        begin = self._verified.end_before(offset, at_least=segment.base_offset)
-        end, reason = begin, ""
-        while end <= offset and not reason:
-            window = segment.file.read(end - segment.base_offset, _VERIFY_WINDOW)
-            found = scan.scan(window, end, begin=end, segment_end=segment.end_offset)
-            if found.stop is scan.Stop.WINDOW_END and found.end == end:
-                step = self._judge(end)
-                reason = step.reason if isinstance(step, scan.Halt) else ""
-                end += step.end if isinstance(step, scan.Unit) else 0
-            else:
-                reason = "" if found.stop is scan.Stop.WINDOW_END else found.reason or found.stop.value
-                end = found.end
-        self._verified.add(begin, end)
-        if end > offset:
-            return
-        # Damage lies before the record. It may be in the record's own unit.
-        damaged = self._item_at(end)
-        if damaged is not None and any(place == offset for place, _ in self._chain(damaged)):
-            raise self.corrupt(offset, f"its unit at {end} is damaged: {reason}")
-        step = self._judge(offset)
-        if isinstance(step, scan.Halt):
-            raise self.corrupt(offset, step.reason)
 
     def _judge(self, first_offset: int) -> scan.Unit | scan.Halt:
         segment = self.segments.find(first_offset)
@@ -123,16 +96,6 @@ class CommitLog:
             if isinstance(step, scan.Unit) or step.stop is not scan.Stop.WINDOW_END:
                 return step
             length *= 4
-
-    def _item_at(self, offset: int) -> unit.UnitItem | None:
-        """The unit item of the record that begins here, where it says that the unit does too."""
-        total = self._length_at(offset)
-        try:
-            record = records.decode(self.segments.read(offset, total))
-        except DamagedRecord:
-            return None
-        item = self._item_of(record, offset)
-        return item if item is not None and item.first_offset == offset else None
 
     def _chain(self, item: unit.UnitItem) -> Iterator[tuple[int, int]]:
         """(place, length) of the records that the item counts, as far as their lengths lead."""
@@ -179,12 +142,6 @@ class _Ranges:
         with self._lock:
             index = bisect_right(self._begins, offset) - 1
             return index >= 0 and offset < self._ends[index]
-
-    def end_before(self, offset: int, *, at_least: int) -> int:
-        """The end of the last range that ends at or before `offset`."""
-        with self._lock:
-            index = bisect_right(self._ends, offset) - 1
-            return max(at_least, self._ends[index]) if index >= 0 else at_least
 
     def add(self, begin: int, end: int) -> None:
         if begin == end:

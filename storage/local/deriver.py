@@ -64,7 +64,8 @@ class Deriver:
         self._clock = clock
         self._options = options
         self._on_failure = on_failure
-        self._dirty: set[ConsumeQueue] = {queue for queue in queues if queue.has_unflushed}
+        # A dict as an ordered set: a simulation must be able to have every order of events again.
+        self._dirty: dict[ConsumeQueue, None] = dict.fromkeys(queue for queue in queues if queue.has_unflushed)
         self._kept: dict[str, Snapshot] = {}
         self._round: _Round | None = None
         self._is_writing = False
@@ -79,7 +80,7 @@ class Deriver:
         return self._writer.visible_end - self._thorough_end
 
     def note_visible(self, queues: Iterable[ConsumeQueue]) -> None:
-        self._dirty.update(queues)
+        self._dirty.update(dict.fromkeys(queues))
 
     def keep(self, name: str, snapshot: Snapshot) -> None:
         """Save the snapshot with the next thorough round, in place of an older one of the name."""
@@ -115,7 +116,7 @@ class Deriver:
     def _begin(self, *, is_thorough: bool) -> None:
         if self._round is not None:
             return
-        dirty, self._dirty = self._dirty, set()
+        dirty, self._dirty = self._dirty, {}
         snapshots: dict[str, Snapshot] = {}
         log_end, stored_at_ms = self._writer.visible_end, self._writer.visible_stored_at_ms
         if is_thorough:
@@ -166,7 +167,7 @@ class Deriver:
         if round_ is None or not is_disk_full(error):
             self._on_failure(error)
             return
-        self._dirty.update(unflushed.queue for unflushed in round_.unflushed)
+        self._dirty.update(dict.fromkeys(unflushed.queue for unflushed in round_.unflushed))
         self._kept = {**round_.snapshots, **self._kept}
         self._finish(False)
 

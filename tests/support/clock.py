@@ -1,0 +1,17 @@
+"""Time that a test moves."""
+
+
+class ManualClock:
+    def __init__(self, wall_ms: int = 1_800_000_000_000) -> None:
+        self._wall_ms = wall_ms
+        self._monotonic_ms = 1_000
+
+    def wall_ms(self) -> int:
+        return self._wall_ms
+
+    def monotonic_ms(self) -> int:
+        return self._monotonic_ms
+
+    def advance(self, ms: int) -> None:
+        self._wall_ms += ms
+        self._monotonic_ms += ms

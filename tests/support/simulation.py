@@ -1,0 +1,154 @@
+"""A world that can be had again from its seed: an event loop on virtual time, lanes on it, a disk that can lose power.
+
+The code under test is the real one, asyncio and all; only time, threads and the disk are ours.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import PurePosixPath
+from random import Random
+from typing import Any, TypeVar
+
+from storage.files.simulated import PowerCut, SimulatedDisk
+from storage.identifiers import Identifiers
+from storage.local.local_store import LocalMessageStore
+from storage.local.options import LocalStoreOptions
+from storage.local.runner import Lane, Timer
+
+T = TypeVar("T")
+
+ROOT = PurePosixPath("/data/store")
+
+
+class _VirtualTime:
+    """Stands where asyncio's selector stands: waiting costs nothing, time moves on instead."""
+
+    def __init__(self, loop: "SimulatedLoop") -> None:
+        self._loop = loop
+
+    def select(self, timeout: float | None) -> list[Any]:
+        if timeout is None:
+            raise RuntimeError("nothing will ever happen any more: a deadlock")
+        self._loop.now += timeout
+        return []
+
+
+class SimulatedLoop(asyncio.BaseEventLoop):
+    """asyncio's own loop, on virtual seconds and without sockets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self._selector = _VirtualTime(self)
+
+    def time(self) -> float:
+        return self.now
+
+    def _process_events(self, events: list[Any]) -> None:
+        assert not events
+
+    def _write_to_self(self) -> None:
+        """Nobody else's thread wakes this loop."""
+
+
+class SimulatedClock:
+    """Wall and monotonic time of a loop; the wall clock may be moved by a test."""
+
+    def __init__(self, loop: SimulatedLoop, wall_ms: int) -> None:
+        self._loop = loop
+        self._wall_ms = wall_ms
+
+    def wall_ms(self) -> int:
+        return self._wall_ms + int(self._loop.now * 1000)
+
+    def monotonic_ms(self) -> int:
+        return int(self._loop.now * 1000)
+
+
+class SimulatedRunner:
+    """The engine's lanes: each job takes a random time, jobs of one lane one after another, nothing at the same instant."""
+
+    def __init__(self, loop: SimulatedLoop, randomness: Random) -> None:
+        self._loop = loop
+        self._randomness = randomness
+        self._free_at: dict[Lane, float] = {}
+
+    def soon(self, call: Callable[[], None]) -> None:
+        self._loop.call_soon(call)
+
+    def later(self, delay_ms: int, call: Callable[[], None]) -> Timer:
+        return self._loop.call_later(delay_ms / 1000, call)
+
+    def beside(self, lane: Lane, job: Callable[[], T], done: Callable[[T], None], failed: Callable[[Exception], None]) -> None:
+        begins = max(self._loop.now, self._free_at.get(lane, 0.0)) + self._randomness.random() * 0.002
+        ends = self._free_at[lane] = begins + self._randomness.random() * 0.003
+
+        def run() -> None:
+            try:
+                result = job()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is the report
+                self._loop.call_at(ends, failed, error)
+            else:
+                self._loop.call_at(ends, done, result)
+
+        self._loop.call_at(begins, run)
+
+
+class World:
+    """One life of a process on a disk: from its start to a cut, a kill or an orderly end."""
+
+    def __init__(self, disk: SimulatedDisk, seed: int, *, wall_ms: int = 1_800_000_000_000) -> None:
+        self.disk = disk
+        self.randomness = Random(seed)
+        self.loop = SimulatedLoop()
+        self.clock = SimulatedClock(self.loop, wall_ms)
+        self.runner = SimulatedRunner(self.loop, self.randomness)
+        self.identifiers = Identifiers(self.clock, self.randomness)
+        self.failures: list[Exception] = []
+        self._errors: list[BaseException] = []
+        self.loop.set_exception_handler(self._note_error)
+        disk.on_cut = self.loop.stop
+
+    async def open_store(self, options: LocalStoreOptions) -> LocalMessageStore:
+        return await LocalMessageStore.open(
+            ROOT, options, self.disk, self.clock, self.identifiers, runner=self.runner, on_failure=self._on_failure
+        )
+
+    def run(self, main: Coroutine[Any, Any, Any]) -> bool:
+        """Run until `main` ends or the power goes; True when it ended. Raises what `main` raised."""
+        task = self.loop.create_task(main)
+        task.add_done_callback(self._stop)
+        self.loop.run_forever()
+        task.remove_done_callback(self._stop)
+        for error in self._errors:
+            if not isinstance(error, PowerCut):
+                raise error
+        if self.disk.is_off:
+            return False
+        task.result()
+        return True
+
+    def end(self) -> None:
+        """The process is no more: whatever it still does, it does without a disk."""
+        self.disk.on_cut = lambda: None
+        self.disk.cut_after = self.disk.operations
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self.loop.run_until_complete(asyncio.wait(tasks))
+            for task in tasks:
+                _ = task.cancelled() or task.exception()  # looked at, so that nobody complains
+        self.loop.close()
+
+    def _stop(self, _: object) -> None:
+        self.loop.stop()
+
+    def _note_error(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if error is not None and not self.disk.is_off:
+            self._errors.append(error)
+            self.loop.stop()
+
+    def _on_failure(self, error: Exception) -> None:
+        self.failures.append(error)
