@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from app.messages.sent_keys import SentKeys
 from app.observability import Metrics
 from app.registry.groups import ConsumerGroups, ProducerGroups
 from app.registry.topics import Topics
+from app.sent_keys import SentKeys
 from storage.clock import Clock
 from storage.errors import TooManyWaiting
 from storage.identifiers import Identifiers

@@ -7,11 +7,11 @@ from enum import Enum
 
 import structlog
 
-from app.messages.sent_keys import SentKeys
 from app.observability import Metrics
 from app.registry.database import Database
 from app.registry.groups import ConsumerGroups, ProducerGroups
 from app.registry.topics import Topics
+from app.sent_keys import SentKeys
 from app.services import Services
 from app.settings import Settings
 from scheduler.ticker import Ticker

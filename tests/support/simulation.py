@@ -86,7 +86,7 @@ class SimulatedRunner:
         def run() -> None:
             try:
                 result = job()
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is the report
+            except Exception as error:
                 self._loop.call_at(ends, failed, error)
             else:
                 self._loop.call_at(ends, done, result)

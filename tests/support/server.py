@@ -1,0 +1,102 @@
+"""A real service in a process of its own, to talk to over HTTP and to kill."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+
+_START_SECONDS = 30
+_STOP_SECONDS = 15
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    """`escrowmq serve` on loopback. Use as a context manager: whatever is left of it at the end is killed."""
+
+    def __init__(self, data_dir: Path, *arguments: str, dev: bool = True, environment: dict[str, str] | None = None) -> None:
+        self.data_dir = data_dir
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._arguments = [*(["--dev"] if dev else []), *arguments]
+        self._environment = environment or {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self.log_path = data_dir.with_suffix(".log")
+
+    @property
+    def command(self) -> list[str]:
+        program = Path(sys.executable).with_name("escrowmq")
+        port, data_dir = str(self.port), str(self.data_dir)
+        return [str(program), "serve", "--port", port, "--data-dir", data_dir, *self._arguments]
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def __enter__(self) -> "Server":
+        self.start()
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.kill()
+
+    def start(self, *, until_ready: bool = True) -> None:
+        """Start the process; with `until_ready` return once it serves. Raises RuntimeError when it ends instead."""
+        environment = {**_clean_environment(), "ESCROWMQ_LOCAL__SEGMENT_BYTES": str(1 << 24), **self._environment}
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(self.command, stdout=log, stderr=log, env=environment)
+        if until_ready:
+            self.wait_until_ready()
+
+    def wait_until_ready(self) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline:
+            if self._process is not None and self._process.poll() is not None:
+                raise RuntimeError(f"the service ended with {self._process.returncode}:\n{self.log()}")
+            try:
+                if httpx.get(f"{self.url}/readyz", timeout=5, trust_env=False).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.02)  # polling a process is the one place where a test has to wait for the clock
+        raise RuntimeError(f"the service was not ready in {_START_SECONDS} s:\n{self.log()}")
+
+    def kill(self) -> None:
+        """kill -9, and wait until it is gone."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait(_STOP_SECONDS)
+
+    def terminate(self) -> int:
+        """SIGTERM; the exit status."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Until it ends by itself; the exit status."""
+        assert self._process is not None
+        return self._process.wait(_STOP_SECONDS)
+
+    def client(self, **options: object) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=30, trust_env=False, **options)  # type: ignore[arg-type]
+
+    def log(self) -> str:
+        return self.log_path.read_text("utf-8", "replace")
+
+
+def _clean_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("ESCROWMQ_")}
