@@ -86,6 +86,11 @@ class Deriver:
         """Save the snapshot with the next thorough round, in place of an older one of the name."""
         self._kept[name] = snapshot
 
+    def waiting_snapshot(self, name: str) -> Snapshot | None:
+        """One that is kept and may not be on disk yet."""
+        being_written = {} if self._round is None else self._round.snapshots
+        return self._kept.get(name) or being_written.get(name)
+
     def start(self) -> None:
         self._timer = self._runner.later(self._options.queue_flush_interval_ms, self._tick)
 
@@ -97,6 +102,7 @@ class Deriver:
         """Write and sync everything derived, then call `done`: with False where the disk has no space for it."""
         self._waiting.append(done)
         self._begin(is_thorough=True)
+        self._flusher.request(self._writer.visible_end, self._writer.visible_stored_at_ms)
 
     def on_flushed(self) -> None:
         """The log is durable a piece further."""
@@ -127,7 +133,8 @@ class Deriver:
             snapshots[QUEUES_SNAPSHOT] = QueuesSnapshot.of(self._queues, log_offset=log_end, stored_at_ms=stored_at_ms).wrap()
         unflushed = [queue.take_unflushed() for queue in dirty]
         self._round = _Round(log_end, stored_at_ms, unflushed, snapshots, is_thorough)
-        self._flusher.request(log_end, stored_at_ms)
+        if is_thorough:
+            self._flusher.request(log_end, stored_at_ms)  # the others wait until it comes by itself
         self.on_flushed()
 
     def _write(self, round_: _Round) -> None:

@@ -258,6 +258,7 @@ class LocalMessageStore:
 
     async def aclose(self) -> None:
         if self._closing is None:
+            self._writer.close(StoreClosed())
             self._closing = asyncio.ensure_future(self._close())
         await asyncio.shield(self._closing)
 
@@ -288,6 +289,11 @@ class LocalMessageStore:
 
     async def load_snapshot(self, name: str) -> Snapshot | None:
         """Snapshots."""
+        if self._is_closed:
+            raise StoreClosed
+        waiting = self._deriver.waiting_snapshot(name)
+        if waiting is not None:
+            return waiting
         return await self._in_lane(Lane.READ, lambda: self._files.load_snapshot(name, self._queues.bounds_of))
 
     @property
@@ -410,6 +416,7 @@ class LocalMessageStore:
         self._failure = error
         log.critical("store_failed", directory=str(self._files.directory.root), error=str(error))
         self._writer.fail(error)
+        self._preparer.stop()
         synced, self._synced = self._synced, []
         for _, waiting in synced:
             _failing(waiting)(FlushFailed())
@@ -422,7 +429,6 @@ class LocalMessageStore:
     # -------------------------------------------------------------------------------------------------------- closing
 
     async def _close(self) -> None:
-        self._writer.close(StoreClosed())
         self.stop_waiting()
         if not self._writer.is_idle and self._failure is None:
             self._drained = asyncio.get_running_loop().create_future()

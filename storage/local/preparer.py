@@ -48,9 +48,11 @@ class Preparer:
         return not self._is_busy
 
     def advance(self, written_end: int) -> None:
-        """The writer is here now; keep the watermark ahead of it."""
-        self._wanted_end = max(self._wanted_end, written_end + self._ahead_bytes)
-        self._start()
+        """The writer is here now; keep the watermark ahead of it. In steps: each one costs a sync."""
+        wanted_end = written_end + self._ahead_bytes
+        if wanted_end - self.prepared_end >= self._ahead_bytes // 4:
+            self._wanted_end = max(self._wanted_end, wanted_end)
+            self._start()
 
     def require(self, end: int) -> None:
         """The writer waits for space up to `end`."""

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from storage.files.simulated import PowerCut, SimulatedDisk
+from storage.files.vfs import Vfs
 from storage.identifiers import Identifiers
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
@@ -99,6 +100,7 @@ class World:
 
     def __init__(self, disk: SimulatedDisk, seed: int, *, wall_ms: int = 1_800_000_000_000) -> None:
         self.disk = disk
+        self.vfs: Vfs = disk  # what the store is opened on; a test may put something between
         self.randomness = Random(seed)
         self.loop = SimulatedLoop()
         self.clock = SimulatedClock(self.loop, wall_ms)
@@ -109,9 +111,15 @@ class World:
         self.loop.set_exception_handler(self._note_error)
         disk.on_cut = self.loop.stop
 
+    def __enter__(self) -> "World":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
     async def open_store(self, options: LocalStoreOptions) -> LocalMessageStore:
         return await LocalMessageStore.open(
-            ROOT, options, self.disk, self.clock, self.identifiers, runner=self.runner, on_failure=self._on_failure
+            ROOT, options, self.vfs, self.clock, self.identifiers, runner=self.runner, on_failure=self._on_failure
         )
 
     def run(self, main: Coroutine[Any, Any, Any]) -> bool:
@@ -127,6 +135,16 @@ class World:
             return False
         task.result()
         return True
+
+    def call(self, main: Coroutine[Any, Any, T]) -> T:
+        """Run until `main` ends; its result."""
+        results: list[T] = []
+
+        async def keep() -> None:
+            results.append(await main)
+
+        assert self.run(keep()), "the power went"
+        return results[0]
 
     def end(self) -> None:
         """The process is no more: whatever it still does, it does without a disk."""

@@ -1,0 +1,36 @@
+"""The engines that must keep the seam's promises."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from storage.clock import SystemClock
+from storage.files.vfs import OsVfs
+from storage.identifiers import Identifiers, SystemRandom
+from storage.local.local_store import LocalMessageStore
+from storage.local.options import FlushPolicy, LocalStoreOptions
+from storage.memory import MemoryMessageStore
+from storage.store import MessageStore
+
+Open = Callable[[], Awaitable[MessageStore]]
+
+
+def local_options(flush: FlushPolicy) -> LocalStoreOptions:
+    return LocalStoreOptions(
+        segment_bytes=1 << 16, queue_file_entries=50, prepare_ahead_bytes=1 << 15, queue_flush_interval_ms=5, flush=flush
+    )
+
+
+@pytest.fixture(params=["memory", "local", "local by interval"])
+async def store(request, tmp_path) -> AsyncIterator[MessageStore]:
+    clock = SystemClock()
+    opened: MessageStore
+    if request.param == "memory":
+        opened = MemoryMessageStore(clock)
+    else:
+        flush = FlushPolicy.BEFORE_ACK if request.param == "local" else FlushPolicy.INTERVAL
+        identifiers = Identifiers(clock, SystemRandom())
+        opened = await LocalMessageStore.open(tmp_path / "store", local_options(flush), OsVfs(), clock, identifiers)
+    await opened.create_topic("orders", queue_count=2)
+    yield opened
+    await opened.aclose()

@@ -1,0 +1,252 @@
+"""What every engine promises behind the seam (storage/store.py)."""
+
+import asyncio
+
+import pytest
+
+from storage.errors import InvalidRequest, OffsetBeyondEnd, StoreClosed, UnknownQueue, UnknownTopic
+from storage.message import Durability, OffsetRange, QueueId, TransactionBits
+from storage.store import Snapshot, Snapshots, SyncedPosition, TopicListing, find_message
+from tests.support.builders import message, messages
+
+FIRST = QueueId("orders", 0)
+SECOND = QueueId("orders", 1)
+EVERYTHING = {"max_messages": 1_000, "max_bytes": 1 << 30}
+
+
+async def test_what_was_appended_is_read_with_every_field(store):
+    sent = message(
+        b"\x00\xff body",
+        key="key-1",
+        tag="tag",
+        properties={"own": "väl", "empty": ""},
+        system={"__SHARDINGKEY": "customer"},
+        transaction=TransactionBits.COMMIT,
+        prepared_log_offset=8,
+        born_at_ms=1_700_000_000_001,
+    )
+
+    (appended,) = await store.append([sent])
+    (found,) = await store.read(FIRST, 0, **EVERYTHING)
+
+    for field in sent.__struct_fields__:
+        assert getattr(found, field) == getattr(sent, field), field
+    assert found.ordering_key == "customer"
+    assert (found.queue, found.queue_offset, found.stored_at_ms) == (
+        appended.queue,
+        appended.queue_offset,
+        appended.stored_at_ms,
+    )
+    assert found.log_offset == appended.log_offset
+
+
+async def test_offsets_of_each_queue_rise_by_one_in_the_order_given(store):
+    given = [message(bytes([n]), queue=[FIRST, SECOND][n % 2], message_id=f"m{n}") for n in range(10)]
+
+    appended = await store.append(given)
+
+    assert [(place.queue, place.queue_offset) for place in appended] == [([FIRST, SECOND][n % 2], n // 2) for n in range(10)]
+    assert [found.message_id for found in await store.read(SECOND, 0, **EVERYTHING)] == ["m1", "m3", "m5", "m7", "m9"]
+    assert await store.offsets(FIRST) == OffsetRange(0, 5)
+
+
+async def test_appends_of_one_caller_keep_their_order(store):
+    for n in range(30):
+        await store.append([message(str(n).encode(), message_id=f"m{n}")])
+
+    assert [int(found.body) for found in await store.read(FIRST, 0, **EVERYTHING)] == list(range(30))
+
+
+async def test_appends_at_the_same_time_are_all_stored_once(store):
+    answers = await asyncio.gather(*[store.append([message(message_id=f"m{n}")]) for n in range(50)])
+
+    offsets = [place.queue_offset for (place,) in answers]
+    found = await store.read(FIRST, 0, **EVERYTHING)
+    assert sorted(offsets) == list(range(50))
+    assert {one.message_id: one.queue_offset for one in found} == {f"m{n}": offsets[n] for n in range(50)}
+
+
+async def test_appending_nothing_is_nothing(store):
+    assert await store.append([]) == []
+    assert await store.offsets(FIRST) == OffsetRange(0, 0)
+
+
+@pytest.mark.parametrize("durability", [Durability.BUFFERED, Durability.SYNCED])
+async def test_an_append_can_ask_for_more_or_for_less_and_is_readable_in_the_end(store, durability):
+    (appended,) = await store.append([message()], durability=durability)
+
+    assert await store.wait_for_arrival(FIRST, appended.queue_offset, timeout_ms=10_000)
+    assert appended.durable or durability is Durability.BUFFERED
+    assert len(await store.read(FIRST, 0, **EVERYTHING)) == 1
+
+
+async def test_a_message_for_an_unknown_queue_stores_nothing_of_its_call(store):
+    with pytest.raises(UnknownQueue):
+        await store.append([message(), message(queue=QueueId("orders", 2))])
+    with pytest.raises(UnknownTopic):
+        await store.append([message(), message(queue=QueueId("nowhere", 0))])
+
+    assert await store.offsets(FIRST) == OffsetRange(0, 0)
+
+
+async def test_reading_at_the_end_is_empty_and_behind_it_an_error_with_the_bounds(store):
+    await store.append(messages(3))
+
+    assert await store.read(FIRST, 3, **EVERYTHING) == []
+    with pytest.raises(OffsetBeyondEnd) as caught:
+        await store.read(FIRST, 4, **EVERYTHING)
+    assert (caught.value.requested, caught.value.available) == (4, (0, 3))
+
+
+async def test_a_read_is_no_longer_than_asked_for(store):
+    await store.append(messages(10, body_bytes=100))
+
+    assert len(await store.read(FIRST, 2, max_messages=3, max_bytes=1 << 20)) == 3
+    assert len(await store.read(FIRST, 2, max_messages=100, max_bytes=350)) == 3
+    assert len(await store.read(FIRST, 2, max_messages=100, max_bytes=300)) == 3
+    assert len(await store.read(FIRST, 2, max_messages=100, max_bytes=299)) == 2
+
+
+async def test_one_message_always_comes_even_if_it_is_too_large(store):
+    await store.append([message(b"x" * 5_000, message_id="large"), message(message_id="small")])
+
+    assert [found.message_id for found in await store.read(FIRST, 0, max_messages=10, max_bytes=1)] == ["large"]
+
+
+async def test_unknown_topics_and_queues_are_told_apart(store):
+    nowhere, no_queue = QueueId("nowhere", 0), QueueId("orders", 7)
+
+    for ask in (
+        lambda queue: store.read(queue, 0, **EVERYTHING),
+        store.offsets,
+        lambda queue: store.wait_for_arrival(queue, 0, timeout_ms=1),
+        lambda queue: store.committed_offset("group", queue),
+        lambda queue: store.commit_offset("group", queue, 0),
+    ):
+        with pytest.raises(UnknownTopic):
+            await ask(nowhere)
+        with pytest.raises(UnknownQueue):
+            await ask(no_queue)
+    with pytest.raises(UnknownTopic):
+        await store.queues("nowhere")
+
+
+async def test_a_topic_may_grow_and_not_shrink(store):
+    await store.append(messages(3))
+
+    await store.create_topic("orders", queue_count=2)
+    await store.create_topic("orders", queue_count=4)
+
+    assert await store.queues("orders") == tuple(QueueId("orders", n) for n in range(4))
+    assert await store.offsets(FIRST) == OffsetRange(0, 3)
+    with pytest.raises(InvalidRequest):
+        await store.create_topic("orders", queue_count=3)
+
+
+async def test_a_reader_waits_until_something_arrives(store):
+    waiting = asyncio.ensure_future(store.wait_for_arrival(FIRST, 1, timeout_ms=20_000))
+    await store.append([message(queue=SECOND)])
+    await store.append([message()])
+    assert not waiting.done()
+
+    await store.append([message()])
+
+    assert await waiting
+
+
+async def test_a_reader_does_not_wait_for_what_is_there(store):
+    await store.append([message()])
+
+    assert await store.wait_for_arrival(FIRST, 0, timeout_ms=0)
+
+
+async def test_a_reader_waits_no_longer_than_it_said(store):
+    assert not await store.wait_for_arrival(FIRST, 0, timeout_ms=5)
+
+
+async def test_a_waiting_reader_is_let_go_when_the_store_closes(store):
+    waiting = asyncio.ensure_future(store.wait_for_arrival(FIRST, 0, timeout_ms=60_000))
+    await asyncio.sleep(0)
+
+    await store.aclose()
+
+    assert not await waiting
+
+
+async def test_many_readers_are_woken_by_one_arrival(store):
+    waiting = [asyncio.ensure_future(store.wait_for_arrival(FIRST, 0, timeout_ms=20_000)) for _ in range(100)]
+    await asyncio.sleep(0)
+
+    await store.append([message()])
+
+    assert all(await asyncio.gather(*waiting))
+
+
+async def test_a_group_continues_where_it_said_forwards_and_backwards(store):
+    await store.append(messages(5))
+    assert await store.committed_offset("group", FIRST) is None
+
+    for offset in (3, 5, 0):
+        await store.commit_offset("group", FIRST, offset)
+        assert await store.committed_offset("group", FIRST) == offset
+
+    assert await store.committed_offset("another", FIRST) is None
+    with pytest.raises(OffsetBeyondEnd):
+        await store.commit_offset("group", FIRST, 6)
+    with pytest.raises(OffsetBeyondEnd):
+        await store.commit_offset("group", FIRST, -1)
+
+
+async def test_a_closed_store_takes_nothing_and_gives_nothing(store):
+    await store.append([message()])
+
+    await store.aclose()
+    await store.aclose()
+
+    with pytest.raises(StoreClosed):
+        await store.append([message()])
+    with pytest.raises(StoreClosed):
+        await store.read(FIRST, 0, **EVERYTHING)
+    with pytest.raises(StoreClosed):
+        await store.commit_offset("group", FIRST, 0)
+
+
+async def test_a_message_is_found_from_where_it_is_expected(store):
+    await store.append(messages(150))
+
+    found = await find_message(store, FIRST, 3, "msg_140")
+
+    assert found is not None
+    assert found.queue_offset == 140
+    assert await find_message(store, FIRST, 0, "no such id") is None
+
+
+async def test_engines_that_list_topics_list_those_with_messages(store):
+    assert isinstance(store, TopicListing)
+    await store.create_topic("empty", queue_count=1)
+    await store.append([message()])
+
+    listed = await store.topics()
+
+    assert listed["orders"] == 2
+    assert "empty" not in listed
+
+
+async def test_engines_that_know_what_is_durable_wait_for_it(store):
+    assert isinstance(store, SyncedPosition)
+    (appended,) = await store.append([message()], durability=Durability.BUFFERED)
+
+    await store.wait_durable(appended)
+
+    assert store.is_durable(appended.log_offset)
+
+
+async def test_engines_that_keep_snapshots_give_the_last_one_back(store):
+    assert isinstance(store, Snapshots)
+    await store.append(messages(3))
+
+    await store.save_snapshot("table", Snapshot(b"old", {FIRST: 1}))
+    await store.save_snapshot("table", Snapshot(b"new", {FIRST: 3}))
+
+    assert await store.load_snapshot("table") == Snapshot(b"new", {FIRST: 3})
+    assert await store.load_snapshot("missing") is None

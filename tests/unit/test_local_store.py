@@ -1,0 +1,706 @@
+"""The embedded engine's own promises, on a simulated disk: when it answers, what it shows, how it fails, what it refuses."""
+
+import asyncio
+import errno
+from collections.abc import Callable
+from pathlib import PurePath
+
+import pytest
+
+from storage.errors import (
+    Backpressure,
+    CorruptRecord,
+    FlushFailed,
+    MessageTooLarge,
+    StorageFull,
+    StoreClosed,
+    UnknownFormat,
+)
+from storage.files.faulty import FaultyVfs
+from storage.files.simulated import SimulatedDisk
+from storage.formats import record as records
+from storage.formats import scan, unit
+from storage.formats.names import file_name
+from storage.local.local_store import LocalMessageStore
+from storage.local.options import FlushPolicy, LocalStoreOptions
+from storage.message import Durability, QueueId
+from storage.store import Snapshot
+from tests.support.builders import message, messages
+from tests.support.simulation import ROOT, World
+
+QUEUE = QueueId("orders", 0)
+EVERYTHING = {"max_messages": 1_000, "max_bytes": 1 << 30}
+SMALL = {"segment_bytes": 16_384, "queue_file_entries": 10, "prepare_ahead_bytes": 8_192}
+
+
+def options(**given) -> LocalStoreOptions:
+    return LocalStoreOptions(**{**SMALL, **given})
+
+
+async def open_with_orders(world: World, given: LocalStoreOptions) -> LocalMessageStore:
+    store = await world.open_store(given)
+    await store.create_topic("orders", queue_count=1)
+    return store
+
+
+def in_world(main: Callable[[World], object], disk: SimulatedDisk | None = None, seed: int = 1) -> SimulatedDisk:
+    """Run one life; the disk as a kill leaves it."""
+    with World(disk or SimulatedDisk(), seed) as world:
+        world.call(main(world))
+    return world.disk.after_kill()
+
+
+def segment(disk: SimulatedDisk, base: int = 0) -> bytes:
+    file = disk.open(ROOT / "commitlog" / file_name(base))
+    return file.read(0, file.size())
+
+
+def units(disk: SimulatedDisk) -> list[int]:
+    """How many records each unit of the first segment has."""
+    raw, at, sizes = segment(disk), 0, []
+    while isinstance(step := scan.judge(raw, at, 0, segment_end=len(raw)), scan.Unit):
+        sizes.append(len(step.records))
+        at = step.end
+    return sizes
+
+
+def damage(disk: SimulatedDisk, offset: int, base: int = 0) -> None:
+    """Flip one bit on the disk itself."""
+    file = disk.open(ROOT / "commitlog" / file_name(base))
+    (byte,) = file.read(offset - base, 1)
+    file.write(offset - base, bytes([byte ^ 1]))
+    file.sync()
+
+
+# ------------------------------------------------------------------------------------------------- units and group commit
+
+
+def test_the_sends_of_one_turn_are_one_unit_and_one_sync():
+    async def main(world):
+        store = await open_with_orders(world, options())
+        await asyncio.sleep(0.5)  # until the preparer is done
+        syncs = world.disk.syncs
+        await asyncio.gather(*[store.append([message()]) for _ in range(5)])
+        assert world.disk.syncs - syncs == 1
+
+    disk = in_world(main)
+
+    assert units(disk) == [5]
+
+
+def test_what_arrives_during_a_sync_goes_with_the_next_one():
+    async def main(world):
+        store = await open_with_orders(world, options())
+        await asyncio.sleep(0.5)
+        first = asyncio.ensure_future(store.append([message()]))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        rest = [asyncio.ensure_future(store.append([message()])) for _ in range(5)]
+        await asyncio.gather(first, *rest)
+
+    assert units(in_world(main)) == [1, 5]
+
+
+def test_a_unit_never_crosses_a_segment():
+    async def main(world):
+        store = await open_with_orders(world, options())
+        for n in range(30):
+            await store.append([message(b"x" * 1_000, message_id=f"a{n}"), message(b"y" * 1_000, message_id=f"b{n}")])
+        found = await store.read(QUEUE, 0, **EVERYTHING)
+        assert [one.message_id for one in found] == [f"{letter}{n}" for n in range(30) for letter in "ab"]
+
+    disk = in_world(main)
+
+    raw = segment(disk)
+    walk = scan.scan(raw, 0, begin=0, segment_end=len(raw))
+    assert walk.stop is scan.Stop.END_OF_FILE
+    assert records.start(raw, walk.end) == (len(raw) - walk.end, records.MAGIC_END_OF_FILE)
+    assert disk.exists(ROOT / "commitlog" / file_name(len(raw)))
+
+
+def test_a_turn_that_does_not_fit_the_rest_of_a_segment_is_split_between_its_calls():
+    async def main(world):
+        store = await open_with_orders(world, options())
+        await store.append([message(b"x" * 14_000)])
+        await asyncio.gather(*[store.append([message(b"y" * 700, message_id=f"m{n}")] * 2) for n in range(4)])
+        assert [one.message_id for one in await store.read(QUEUE, 1, **EVERYTHING)] == [f"m{n}" for n in range(4) for _ in "ab"]
+
+    in_world(main)
+
+
+def test_an_append_that_no_segment_holds_is_refused_and_the_others_of_its_turn_are_stored():
+    async def main(world):
+        store = await open_with_orders(world, options())
+        answers = await asyncio.gather(
+            store.append([message(message_id="before")]),
+            store.append([message(b"x" * 17_000)]),
+            store.append([message(message_id="after")]),
+            return_exceptions=True,
+        )
+        assert isinstance(answers[1], MessageTooLarge)
+        assert answers[1].limit_bytes == 16_384 - records.END_OF_FILE_BYTES
+        found = await store.read(QUEUE, 0, **EVERYTHING)
+        assert [(one.queue_offset, one.message_id) for one in found] == [(0, "before"), (1, "after")]
+
+    in_world(main)
+
+
+def test_the_largest_append_that_a_segment_holds_is_stored():
+    async def main(world):
+        store = await open_with_orders(world, options())
+        spare = len(unit.encode([message(b"")], [0], first_offset=0, synced_offset=0, epoch=1, stored_at_ms=0).data)
+        largest = 16_384 - records.END_OF_FILE_BYTES - spare
+        largest -= largest % 8
+        await store.append([message(b"x" * largest)])
+        with pytest.raises(MessageTooLarge):
+            await store.append([message(b"x" * (largest + 8))])
+
+    in_world(main)
+
+
+def test_more_than_may_wait_is_refused_and_stores_nothing():
+    async def main(world):
+        store = await open_with_orders(world, options(max_queued_bytes=3_000))
+        answers = await asyncio.gather(*[store.append([message(b"x" * 500)]) for _ in range(10)], return_exceptions=True)
+        refused = [answer for answer in answers if isinstance(answer, Backpressure)]
+        assert refused
+        assert (await store.offsets(QUEUE)).end == 10 - len(refused)
+        await store.append([message()])  # and goes on when there is room again
+        assert store.status().queued_bytes == 0
+
+    in_world(main)
+
+
+# ---------------------------------------------------------------------------------------- when it answers, what it shows
+
+
+def test_before_ack_nobody_sees_a_message_before_it_is_durable():
+    async def main(world):
+        store = await open_with_orders(world, options())
+        sending = asyncio.ensure_future(store.append([message()], durability=Durability.BUFFERED))
+        (appended,) = await sending
+        assert not appended.durable
+        assert (await store.offsets(QUEUE)).end == 0
+
+        await store.wait_durable(appended)
+
+        assert (await store.offsets(QUEUE)).end == 1
+
+    in_world(main)
+
+
+def test_by_interval_a_message_is_seen_and_answered_at_once_and_synced_later():
+    async def main(world):
+        given = options(flush=FlushPolicy.INTERVAL, flush_interval_ms=50, flush_thorough_interval_ms=100)
+        store = await open_with_orders(world, given)
+        (appended,) = await store.append([message()])
+        assert not appended.durable
+        assert len(await store.read(QUEUE, 0, **EVERYTHING)) == 1
+        assert not store.is_durable(appended.log_offset)
+
+        await asyncio.sleep(0.3)
+
+        assert store.is_durable(appended.log_offset)
+
+    in_world(main)
+
+
+def test_by_interval_few_pages_wait_for_the_thorough_flush_and_many_for_the_next_interval():
+    async def main(world):
+        given = options(
+            segment_bytes=65_536, flush=FlushPolicy.INTERVAL, flush_interval_ms=50, flush_thorough_interval_ms=10_000
+        )
+        store = await open_with_orders(world, given)
+        (few,) = await store.append([message()])
+        await asyncio.sleep(5)
+        assert not store.is_durable(few.log_offset)
+
+        (many,) = await store.append([message(b"x" * 17_000)])
+        await asyncio.sleep(0.2)
+
+        assert store.is_durable(many.log_offset)
+        assert store.is_durable(few.log_offset)
+
+    in_world(main)
+
+
+def test_by_interval_a_power_cut_can_take_no_more_than_the_limit_of_unsynced_bytes():
+    async def main(world):
+        given = options(flush=FlushPolicy.INTERVAL, flush_interval_ms=60_000, flush_max_bytes=4_096)
+        store = await open_with_orders(world, given)
+        for _ in range(20):
+            await store.append([message(b"x" * 1_000)])
+            await asyncio.sleep(0.02)
+            status = store.status()
+            assert status.written_end - status.durable_end < 4_096 + 1_200
+
+    in_world(main)
+
+
+def test_by_interval_nobody_sees_what_must_be_durable_first_nor_what_lies_behind_it():
+    async def main(world):
+        store = await open_with_orders(world, options(flush=FlushPolicy.INTERVAL, flush_interval_ms=60_000))
+        must = asyncio.ensure_future(store.append([message(message_id="must")], durability=Durability.SYNCED))
+        behind = asyncio.ensure_future(store.append([message(message_id="behind")]))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert (await store.offsets(QUEUE)).end == 0
+        assert not must.done()
+        assert not behind.done()
+
+        await asyncio.gather(must, behind)
+
+        assert must.result()[0].durable
+        assert [one.message_id for one in await store.read(QUEUE, 0, **EVERYTHING)] == ["must", "behind"]
+
+    in_world(main)
+
+
+class SlowSync:
+    """A disk whose log takes its time to sync while told to; everything else is quick."""
+
+    def __init__(self, world: World) -> None:
+        self.is_stuck = False
+        self._beside = world.runner.beside
+        self._held: list[Callable[[], None]] = []
+        world.runner.beside = self.beside  # type: ignore[method-assign]
+
+    def beside(self, lane, job, done, failed) -> None:
+        if self.is_stuck and lane.value == "flush":
+            self._held.append(lambda: self._beside(lane, job, done, failed))
+        else:
+            self._beside(lane, job, done, failed)
+
+    def release(self) -> None:
+        self.is_stuck = False
+        for go_on in self._held:
+            go_on()
+        self._held.clear()
+
+
+def test_a_send_whose_sync_takes_longer_than_the_limit_is_answered_as_not_durable_and_seen_later():
+    async def main(world):
+        disk = SlowSync(world)
+        store = await open_with_orders(world, options(sync_timeout_ms=5_000))
+        disk.is_stuck = True
+        begun = world.loop.now
+        (appended,) = await store.append([message()])
+        assert not appended.durable
+        assert world.loop.now - begun == pytest.approx(5.0, abs=0.1)
+        assert (await store.offsets(QUEUE)).end == 0
+
+        disk.release()
+
+        assert await store.wait_for_arrival(QUEUE, 0, timeout_ms=1_000)
+
+    in_world(main)
+
+
+def test_a_sync_that_takes_long_makes_buffered_sends_wait():
+    async def main(world):
+        disk = SlowSync(world)
+        given = options(flush=FlushPolicy.INTERVAL, flush_interval_ms=60_000, slow_sync_ms=2_000)
+        store = await open_with_orders(world, given)
+        disk.is_stuck = True
+        stuck = asyncio.ensure_future(store.append([message()], durability=Durability.SYNCED))
+        await asyncio.sleep(1)
+        assert not (await store.append([message()], durability=Durability.BUFFERED))[0].durable
+        await asyncio.sleep(2)
+        waiting = asyncio.ensure_future(store.append([message()], durability=Durability.BUFFERED))
+        await asyncio.sleep(0.5)
+        assert not waiting.done()
+
+        disk.release()
+
+        await waiting
+        assert (await stuck)[0].durable
+
+    in_world(main)
+
+
+def test_closing_answers_whatever_was_taken_and_takes_nothing_more():
+    async def main(world):
+        store = await open_with_orders(world, options())
+        sending = [asyncio.ensure_future(store.append([message()])) for _ in range(5)]
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(store.aclose())
+        await asyncio.sleep(0)
+        with pytest.raises(StoreClosed):
+            await store.append([message()])
+        await closing
+        assert all(answer[0].durable for answer in await asyncio.gather(*sending))
+
+    in_world(main)
+
+
+# ------------------------------------------------------------------------------------------------------------ failures
+
+
+def faulty(world: World, plan: Callable[[str, PurePath], None]) -> None:
+    world.vfs = FaultyVfs(world.disk, plan)
+
+
+def test_a_failed_sync_is_final_nobody_is_acknowledged_and_it_is_never_tried_again():
+    world = World(SimulatedDisk(), 1)
+    syncs: list[PurePath] = []
+    failing = False
+
+    def plan(call: str, path: PurePath) -> None:
+        if call == "sync" and path.parent.name == "commitlog":
+            syncs.append(path)
+            if failing:
+                raise OSError(errno.EIO, "simulated")
+
+    async def main():
+        nonlocal failing
+        faulty(world, plan)
+        store = await open_with_orders(world, options())
+        await store.append([message()])
+        await asyncio.sleep(1)
+        failing = True
+        waiting = [asyncio.ensure_future(store.append([message()])) for _ in range(3)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        waiting.append(asyncio.ensure_future(store.append([message()])))  # behind the sync in flight
+        answers = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(answer, FlushFailed) for answer in answers)
+        assert len(world.failures) == 1
+        await asyncio.sleep(1)
+        before = len(syncs)
+        failing = False
+        with pytest.raises(FlushFailed):
+            await store.append([message()])
+        await asyncio.sleep(20)
+        await store.aclose()
+        assert len(syncs) == before
+        assert world.disk.exists(ROOT / "abort")  # the next start recovers
+
+    with world:
+        world.call(main())
+
+
+def test_a_full_disk_refuses_what_needs_space_and_goes_on_when_there_is_some_again():
+    world = World(SimulatedDisk(), 1)
+    is_full = False
+
+    def plan(call: str, path: PurePath) -> None:
+        if is_full and call == "allocate":
+            raise OSError(errno.ENOSPC, "simulated")
+
+    async def main():
+        nonlocal is_full
+        faulty(world, plan)
+        store = await open_with_orders(world, options(prepare_ahead_bytes=4_096))
+        await asyncio.sleep(0.5)
+        is_full = True
+        refused = 0
+        for _ in range(20):
+            try:
+                await store.append([message(b"x" * 1_000)])
+            except StorageFull:
+                refused += 1
+        assert 0 < refused < 20
+        stored = (await store.offsets(QUEUE)).end
+        assert stored == 20 - refused
+        assert world.failures == []
+
+        is_full = False
+        await asyncio.sleep(2)
+
+        await store.append([message(b"x" * 1_000)])
+        assert len(await store.read(QUEUE, 0, **EVERYTHING)) == stored + 1
+
+    with world:
+        world.call(main())
+
+
+def test_derived_files_that_do_not_fit_the_disk_wait_in_memory():
+    world = World(SimulatedDisk(), 1)
+    is_full = True
+
+    def plan(call: str, path: PurePath) -> None:
+        if is_full and call in ("write", "extend") and "consumequeue" in str(path):
+            raise OSError(errno.ENOSPC, "simulated")
+        if is_full and call == "extend" and path.parent.name == "making" and path.name.startswith("0-"):
+            raise OSError(errno.ENOSPC, "simulated")
+
+    async def main():
+        nonlocal is_full
+        faulty(world, plan)
+        store = await open_with_orders(world, options(queue_flush_interval_ms=10, snapshot_interval_ms=20))
+        await store.append(messages(30))
+        await asyncio.sleep(0.5)
+        assert len(await store.read(QUEUE, 0, **EVERYTHING)) == 30
+        assert world.failures == []
+        assert store.status().replay_backlog_bytes > 0
+
+        is_full = False
+        await asyncio.sleep(0.5)
+
+        assert store.status().replay_backlog_bytes == 0
+
+    with world:
+        world.call(main())
+
+
+# -------------------------------------------------------------------------------------------- damage, and what is refused
+
+
+def filled(count: int = 40, *, closes: bool = True, per_append: int = 1) -> SimulatedDisk:
+    """A store with so many appends, closed in order or killed."""
+
+    async def main(world):
+        store = await open_with_orders(world, options())
+        for n in range(count):
+            await store.append([message(b"x" * 100, message_id=f"m{n}.{k}", key="key") for k in range(per_append)])
+        if closes:
+            await store.aclose()
+
+    return in_world(main)
+
+
+def first_places(disk: SimulatedDisk) -> list[tuple[int, int]]:
+    raw = segment(disk)
+    walk = scan.scan(raw, 0, begin=0, segment_end=len(raw))
+    return list(zip(walk.record_offsets.tolist(), walk.record_bytes.tolist(), strict=True))
+
+
+def test_a_damaged_record_is_named_and_never_served_and_the_rest_of_the_queue_is():
+    disk = filled()
+    place, length = first_places(disk)[5]
+    damage(disk, place + 95)  # in the body
+
+    async def main(world):
+        store = await open_with_orders(world, options())
+        assert [one.message_id for one in await store.read(QUEUE, 0, **EVERYTHING)] == [f"m{n}.0" for n in range(5)]
+        with pytest.raises(CorruptRecord) as caught:
+            await store.read(QUEUE, 5, **EVERYTHING)
+        assert caught.value.physical_offset == place
+        assert len(await store.read(QUEUE, 6, **EVERYTHING)) == 34
+        assert length > 95
+
+    in_world(main, disk)
+
+
+def test_of_a_damaged_unit_the_records_are_served_that_show_no_damage():
+    disk = filled(4, per_append=3)
+    place, _ = first_places(disk)[4]  # the middle one of the second unit
+    damage(disk, place + 95)
+
+    async def main(world):
+        store = await open_with_orders(world, options())
+        assert len(await store.read(QUEUE, 0, **EVERYTHING)) == 4
+        with pytest.raises(CorruptRecord):
+            await store.read(QUEUE, 4, **EVERYTHING)
+        assert [one.queue_offset for one in await store.read(QUEUE, 5, **EVERYTHING)] == list(range(5, 12))
+
+    in_world(main, disk)
+
+
+def test_of_a_unit_whose_damage_nobody_can_place_no_record_is_served():
+    disk = filled(4, per_append=3)
+    place, _ = first_places(disk)[4]
+    damage(disk, place + 47)  # the born time: no checksum but the unit's covers it
+
+    async def main(world):
+        store = await open_with_orders(world, options())
+        for offset in (3, 4, 5):
+            with pytest.raises(CorruptRecord):
+                await store.read(QUEUE, offset, **EVERYTHING)
+        assert len(await store.read(QUEUE, 6, **EVERYTHING)) == 6
+
+    in_world(main, disk)
+
+
+@pytest.mark.parametrize("at", [0, 5, 30, 60])
+def test_damage_to_what_was_on_disk_refuses_the_start_and_names_the_place(at):
+    disk = filled(60, closes=False)
+    remove_snapshots(disk)
+    place, _ = first_places(disk)[min(at, len(first_places(disk)) - 1)]
+    damage(disk, place + 90)
+
+    async def main(world):
+        with pytest.raises(CorruptRecord, match="known to have been on disk") as caught:
+            await world.open_store(options())
+        assert caught.value.physical_offset == place
+        assert caught.value.path.name == file_name(0)
+
+    in_world(main, disk)
+
+
+def remove_snapshots(disk: SimulatedDisk) -> None:
+    for name in disk.list_directory(ROOT / "snapshots"):
+        disk.remove(ROOT / "snapshots" / name)
+
+
+def test_a_missing_segment_refuses_the_start():
+    disk = filled(200)
+    assert disk.exists(ROOT / "commitlog" / file_name(2 * 16_384))
+    disk.remove(ROOT / "commitlog" / file_name(16_384))
+
+    async def main(world):
+        with pytest.raises(UnknownFormat, match="a gap before this segment"):
+            await world.open_store(options())
+
+    in_world(main, disk)
+
+
+def test_the_loss_of_the_last_segments_refuses_the_start():
+    disk = filled(200)
+    for name in disk.list_directory(ROOT / "commitlog")[1:]:
+        disk.remove(ROOT / "commitlog" / name)
+
+    async def main(world):
+        with pytest.raises(CorruptRecord, match="the log was on disk up to"):
+            await world.open_store(options())
+
+    in_world(main, disk)
+
+
+@pytest.mark.parametrize("name", ["00000000000000000001", "readme", "0000000000000001638"])
+def test_a_file_that_does_not_belong_into_the_log_refuses_the_start(name):
+    disk = filled(3)
+    disk.open(ROOT / "commitlog" / name, create=True)
+
+    async def main(world):
+        with pytest.raises(UnknownFormat):
+            await world.open_store(options())
+
+    in_world(main, disk)
+
+
+def test_segments_of_another_length_than_configured_refuse_the_start_and_say_both():
+    disk = filled(3)
+
+    async def main(world):
+        with pytest.raises(UnknownFormat, match="found 16384 bytes, expected 32768"):
+            await world.open_store(options(segment_bytes=32_768))
+
+    in_world(main, disk)
+
+
+# ----------------------------------------------------------------------------------------------- what is derived comes back
+
+
+def everything_is_there(disk: SimulatedDisk, count: int = 40, *, was_clean: bool) -> SimulatedDisk:
+    async def main(world):
+        store = await open_with_orders(world, options())
+        assert store.recovery.was_clean is was_clean
+        found = await store.read(QUEUE, 0, **EVERYTHING)
+        assert [one.message_id for one in found] == [f"m{n}.0" for n in range(count)]
+        await store.append([message()])
+        assert (await store.offsets(QUEUE)).end == count + 1
+        await store.aclose()
+
+    return in_world(main, disk)
+
+
+def test_a_start_after_an_orderly_close_walks_nothing():
+    disk = filled()
+
+    async def main(world):
+        store = await open_with_orders(world, options())
+        assert store.recovery == store.recovery._replace(was_clean=True, walked_bytes=0, replayed_records=0, wiped_bytes=0)
+
+    in_world(main, disk)
+    everything_is_there(filled(), was_clean=True)
+
+
+def test_a_start_after_a_kill_walks_what_is_newer_than_the_last_snapshot():
+    everything_is_there(filled(closes=False), was_clean=False)
+
+
+@pytest.mark.parametrize("folder", ["consumequeue/orders/0", "snapshots"])
+def test_derived_files_that_are_gone_are_made_again(folder):
+    disk = filled()
+    path = ROOT / folder
+    for name in disk.list_directory(path):
+        disk.remove(path / name)
+
+    again = everything_is_there(disk, was_clean=True)
+
+    assert again.list_directory(path)
+
+
+def test_a_checkpoint_that_is_gone_makes_the_start_walk_the_log():
+    disk = filled()
+    disk.remove(ROOT / "checkpoint")
+
+    everything_is_there(disk, was_clean=False)
+
+
+@pytest.mark.parametrize("at", [0, 9, 40])
+def test_a_damaged_snapshot_is_not_believed(at):
+    disk = filled()
+    file = disk.open(ROOT / "snapshots" / "consume_queues")
+    (byte,) = file.read(at, 1)
+    file.write(at, bytes([byte ^ 0x10]))
+
+    everything_is_there(disk, was_clean=True)
+
+
+def test_queue_files_equal_the_log_after_a_rebuild():
+    disk = filled()
+    path = ROOT / "consumequeue" / "orders" / "0"
+    before = {name: disk.open(path / name).read(0, 1_000) for name in disk.list_directory(path)}
+    remove_snapshots(disk)
+
+    async def main(world):
+        store = await open_with_orders(world, options())
+        await store.aclose()
+
+    disk = in_world(main, disk)
+
+    assert {name: disk.open(path / name).read(0, 1_000) for name in disk.list_directory(path)} == before
+
+
+def test_a_snapshot_that_reflects_more_than_the_log_holds_is_not_given_back():
+    async def main(world):
+        store = await open_with_orders(world, options())
+        await store.append(messages(5))
+        await store.save_snapshot("table", Snapshot(b"x", {QUEUE: 9}))
+        await store.aclose()
+
+    async def again(world):
+        store = await open_with_orders(world, options())
+        assert await store.load_snapshot("table") is None
+
+    in_world(again, in_world(main))
+
+
+def test_committed_offsets_survive_a_kill_and_an_orderly_close():
+    async def main(world):
+        store = await open_with_orders(world, options())
+        await store.append(messages(5))
+        await store.commit_offset("group", QUEUE, 2)
+        await store.commit_offset("group", QUEUE, 4)
+
+    async def again(world):
+        store = await open_with_orders(world, options())
+        assert await store.committed_offset("group", QUEUE) == 4
+        await store.aclose()
+
+    in_world(again, in_world(again, in_world(main)))
+
+
+def test_the_epoch_rises_at_each_start_after_a_crash_and_stays_at_one_in_order():
+    def epoch(disk: SimulatedDisk) -> int:
+        raw = segment(disk)
+        return scan.scan(raw, 0, begin=0, segment_end=len(raw)).epoch
+
+    async def main(world):
+        store = await open_with_orders(world, options())
+        await store.append([message()])
+        await store.aclose()
+
+    async def killed(world):
+        store = await open_with_orders(world, options())
+        await store.append([message()])
+
+    first = in_world(main)
+    assert epoch(first) == 1
+    second = in_world(main, first)
+    assert epoch(second) == 1
+    third = in_world(killed, second)
+    assert epoch(third) == 1
+    assert epoch(in_world(main, third)) == 2
