@@ -1,0 +1,658 @@
+"""Transactions over a store: first decision wins, nothing is seen before it, checks are asked as planned, nothing is forgotten."""
+
+import asyncio
+
+import pytest
+
+from storage.errors import (
+    CheckNotOpen,
+    IdempotencyInProgress,
+    IdempotencyKeyReused,
+    TooManyOpenTransactions,
+    TransactionConflict,
+    TransactionExists,
+    UnknownTransaction,
+)
+from storage.files.simulated import SimulatedDisk
+from storage.local.options import FlushPolicy, LocalStoreOptions
+from storage.message import Durability, Message, QueueId, TransactionBits
+from storage.store import MessageStore
+from tests.support.builders import message
+from tests.support.simulation import World
+from txn.checkback_plan import CheckbackPolicy, OnExhausted
+from txn.coordinator import Begin, TransactionCoordinator
+from txn.half_message import CHECK_QUEUE, HALF_QUEUE, HELD_QUEUE, OP_QUEUE, read_op
+from txn.options import TransactionOptions
+from txn.states import Resolver, TxnEvent, TxnState
+
+ORDERS = QueueId("orders", 0)
+EMAILS = QueueId("emails", 1)
+EVERYTHING = {"max_messages": 1_000, "max_bytes": 1 << 30}
+SOON = CheckbackPolicy(first_after_ms=100, interval_ms=200, max_answers=3, unreachable_limit_ms=5_000)
+OPTIONS = LocalStoreOptions(segment_bytes=65_536, prepare_ahead_bytes=16_384, queue_file_entries=20)
+
+
+class House:
+    """A store with a coordinator, in a simulated world."""
+
+    def __init__(self, world: World, store: MessageStore, coordinator: TransactionCoordinator) -> None:
+        self.world = world
+        self.store = store
+        self.coordinator = coordinator
+
+    async def begin(self, *given: Message, policy: CheckbackPolicy = SOON, **fields) -> str:
+        request = Begin(given or (message(b"order", queue=ORDERS, message_id="m1"),), "shop", policy, **fields)
+        return (await self.coordinator.begin(request)).transaction.transaction_id
+
+    async def state(self, transaction_id: str) -> TxnState:
+        return (await self.coordinator.get(transaction_id)).state
+
+    async def bodies(self, queue: QueueId = ORDERS) -> list[bytes]:
+        return [found.body for found in await self.store.read(queue, 0, **EVERYTHING)]
+
+    async def sweep(self) -> None:
+        await self.coordinator.run_once(self.world.clock.wall_ms())
+
+    async def checks(self, group: str = "shop", lease_ms: int = 1_000):
+        return await self.coordinator.receive_checks(group, max_checks=10, lease_ms=lease_ms, wait_ms=0)
+
+    async def answer(self, decision: TxnEvent, **fields):
+        (check,) = await self.checks()
+        return await self.coordinator.answer_check("shop", check.check_id, decision, **fields)
+
+
+async def a_house(world: World, *, options: LocalStoreOptions = OPTIONS, **given) -> House:
+    store = await world.open_store(options)
+    await store.create_topic("orders", queue_count=1)
+    await store.create_topic("emails", queue_count=2)
+    coordinator = TransactionCoordinator(store, world.clock, world.identifiers, TransactionOptions(**given))
+    await coordinator.start()
+    return House(world, store, coordinator)
+
+
+def in_house(*lives, **given) -> SimulatedDisk:
+    """Each life on the disk that the one before it left when it was killed."""
+    disk, wall_ms = SimulatedDisk(), 1_800_000_000_000
+    for number, life in enumerate(lives):
+
+        async def main(world: World, life=life) -> None:
+            await life(await a_house(world, **given))
+
+        with World(disk, number, wall_ms=wall_ms) as world:
+            world.call(main(world))
+        disk, wall_ms = world.disk.after_kill(), world.clock.wall_ms() + 1
+    return disk
+
+
+# ------------------------------------------------------------------------------------------------------ begin and decide
+
+
+def test_a_half_message_is_seen_by_nobody_before_the_commit_and_by_all_after():
+    async def life(house):
+        transaction_id = await house.begin(
+            message(b"order", queue=ORDERS, message_id="m1", key="8812", tag="created", properties={"a": "b"}),
+            message(b"email", queue=EMAILS, message_id="m2"),
+        )
+        assert await house.bodies(ORDERS) == await house.bodies(EMAILS) == []
+
+        outcome = await house.coordinator.commit(transaction_id)
+
+        assert not outcome.replayed
+        (order,) = await house.store.read(ORDERS, 0, **EVERYTHING)
+        (email,) = await house.store.read(EMAILS, 0, **EVERYTHING)
+        assert (order.message_id, order.body, order.key, order.tag, order.properties) == (
+            "m1",
+            b"order",
+            "8812",
+            "created",
+            {"a": "b"},
+        )
+        assert email.body == b"email"
+        assert [one.final_offset for one in outcome.transaction.messages] == [0, 0]
+
+    in_house(life)
+
+
+def test_a_final_record_carries_the_commit_bits_and_the_place_of_its_half():
+    async def life(house):
+        await house.begin()
+        transaction_id = await house.begin(message(b"second", queue=ORDERS, message_id="m2"))
+        await house.coordinator.commit(transaction_id)
+
+        (final,) = await house.store.read(ORDERS, 0, **EVERYTHING)
+        half = (await house.store.read(HALF_QUEUE, 1, **EVERYTHING))[0]
+        assert final.transaction is TransactionBits.COMMIT
+        assert final.prepared_log_offset == half.log_offset
+        assert half.transaction is TransactionBits.NONE
+        assert half.system["REAL_TOPIC"] == "orders"
+        assert half.system["REAL_QID"] == "0"
+        assert half.system["PGROUP"] == "shop"
+        assert half.system["TRAN_MSG"] == "true"
+        assert half.system["__transactionId__"] == final.system["__transactionId__"] == transaction_id
+
+    in_house(life)
+
+
+def test_a_decision_is_one_op_message_that_says_what_was_decided():
+    async def life(house):
+        await house.begin()
+        transaction_id = await house.begin(
+            message(queue=ORDERS, message_id="m2"), message(queue=EMAILS, message_id="m3")
+        )  # fmt: skip
+        await house.coordinator.rollback(transaction_id, reason="payment refused")
+
+        (op,) = await house.store.read(OP_QUEUE, 0, **EVERYTHING)
+        assert (op.body, op.tag) == (b"1,2,", "d")
+        read = read_op(op)
+        assert (read.transaction_id, read.state, read.resolved_by, read.reason) == (
+            transaction_id,
+            TxnState.ROLLED_BACK,
+            Resolver.PRODUCER,
+            "payment refused",
+        )
+
+    in_house(life)
+
+
+def test_the_first_decision_wins_and_the_same_one_again_is_a_replay():
+    async def life(house):
+        committed, rolled_back = await house.begin(), await house.begin(message(queue=ORDERS, message_id="m2"))
+        await house.coordinator.commit(committed)
+        await house.coordinator.rollback(rolled_back)
+
+        assert (await house.coordinator.commit(committed)).replayed
+        assert (await house.coordinator.rollback(rolled_back)).replayed
+        with pytest.raises(TransactionConflict) as caught:
+            await house.coordinator.rollback(committed)
+        assert (caught.value.state, caught.value.resolved_by) == ("committed", "producer")
+        with pytest.raises(TransactionConflict):
+            await house.coordinator.commit(rolled_back)
+        with pytest.raises(UnknownTransaction):
+            await house.coordinator.commit("txn_unknown")
+        assert len(await house.bodies()) == 1
+
+    in_house(life)
+
+
+def test_of_many_decisions_at_once_exactly_one_is_made():
+    async def life(house):
+        transaction_id = await house.begin()
+        decide = [house.coordinator.commit, house.coordinator.rollback]
+        answers = await asyncio.gather(*[decide[n % 2](transaction_id) for n in range(20)], return_exceptions=True)
+
+        made = [answer for answer in answers if not isinstance(answer, BaseException)]
+        assert [outcome.replayed for outcome in made].count(False) == 1
+        assert len({outcome.transaction.state for outcome in made}) == 1
+        assert all(isinstance(answer, TransactionConflict) for answer in answers if isinstance(answer, BaseException))
+        assert (await house.store.offsets(OP_QUEUE)).end == 1
+        assert len(await house.bodies()) == (1 if made[0].transaction.state is TxnState.COMMITTED else 0)
+
+    in_house(life)
+
+
+def test_a_decision_goes_on_when_the_one_who_asked_for_it_has_gone():
+    async def life(house):
+        transaction_id = await house.begin()
+        asking = asyncio.ensure_future(house.coordinator.commit(transaction_id))
+        await asyncio.sleep(0)
+        asking.cancel()
+        await house.coordinator.drain()
+
+        assert await house.state(transaction_id) is TxnState.COMMITTED
+        assert len(await house.bodies()) == 1
+
+    in_house(life)
+
+
+def test_by_interval_a_decision_is_durable_when_it_is_answered():
+    async def life(house):
+        transaction_id = await house.begin()
+        await house.coordinator.commit(transaction_id)
+
+        (final,) = await house.store.read(ORDERS, 0, **EVERYTHING)
+        assert house.store.is_durable(final.log_offset)
+
+    in_house(life, options=LocalStoreOptions(segment_bytes=65_536, flush=FlushPolicy.INTERVAL, flush_interval_ms=60_000))
+
+
+# ----------------------------------------------------------------------------------------------------------- repeatable
+
+
+def test_a_begin_with_the_same_key_is_the_same_transaction_as_it_is_now():
+    async def life(house):
+        first = await house.begin(idempotency_key="order-1", idempotency_print="print")
+        await house.coordinator.commit(first)
+        request = Begin((message(queue=ORDERS, message_id="m9"),), "shop", SOON, None, None, "order-1", "print")
+
+        again = await house.coordinator.begin(request)
+
+        assert again.replayed
+        assert again.transaction.transaction_id == first
+        assert again.transaction.state is TxnState.COMMITTED
+        with pytest.raises(IdempotencyKeyReused):
+            await house.coordinator.begin(request._replace(idempotency_print="another"))
+        assert (await house.store.offsets(HALF_QUEUE)).end == 1
+
+    in_house(life)
+
+
+def test_a_begin_whose_key_is_under_way_is_told_so():
+    async def life(house):
+        request = Begin((message(queue=ORDERS, message_id="m1"),), "shop", SOON, None, None, "order-1", "print")
+        answers = await asyncio.gather(*[house.coordinator.begin(request) for _ in range(3)], return_exceptions=True)
+
+        assert [isinstance(answer, IdempotencyInProgress) for answer in answers] == [False, True, True]
+
+    in_house(life)
+
+
+def test_a_key_counts_no_longer_than_its_window():
+    async def life(house):
+        first = await house.begin(idempotency_key="order-1", idempotency_print="print")
+        await asyncio.sleep(2)
+        second = await house.begin(message(queue=ORDERS, message_id="m2"), idempotency_key="order-1", idempotency_print="x")
+
+        assert second != first
+
+    in_house(life, dedup_window_ms=1_000)
+
+
+def test_an_id_of_the_callers_own_is_taken_once():
+    async def life(house):
+        assert await house.begin(transaction_id="order-8812") == "order-8812"
+        with pytest.raises(TransactionExists):
+            await house.begin(transaction_id="order-8812")
+        answers = await asyncio.gather(*[house.begin(transaction_id="twin") for _ in range(2)], return_exceptions=True)
+        assert isinstance(answers[1], TransactionExists)
+
+    in_house(life)
+
+
+def test_no_more_transactions_are_open_than_allowed_and_deciding_makes_room():
+    async def life(house):
+        first = await house.begin()
+        await house.begin(message(queue=ORDERS, message_id="m2"))
+        with pytest.raises(TooManyOpenTransactions):
+            await house.begin(message(queue=ORDERS, message_id="m3"))
+
+        await house.coordinator.rollback(first)
+
+        await house.begin(message(queue=ORDERS, message_id="m3"))
+
+    in_house(life, max_open=2)
+
+
+# ------------------------------------------------------------------------------------------------------------- checkback
+
+
+def test_the_first_check_comes_after_the_grace_and_the_next_after_the_interval():
+    async def life(house):
+        await house.begin()
+        assert await house.checks() == []
+        await asyncio.sleep(0.1)
+        (check,) = await house.checks()
+        await house.coordinator.answer_check("shop", check.check_id, TxnEvent.UNKNOWN)
+        assert await house.checks() == []
+        await asyncio.sleep(0.2)
+
+        (second,) = await house.checks()
+
+        assert second.check_id != check.check_id
+        assert second.transaction.answers == 1
+
+    in_house(life)
+
+
+def test_a_waiting_producer_gets_a_check_as_soon_as_it_is_due():
+    async def life(house):
+        waiting = asyncio.ensure_future(
+            house.coordinator.receive_checks("shop", max_checks=10, lease_ms=1_000, wait_ms=20_000)
+        )  # fmt: skip
+        await house.begin()
+        await asyncio.sleep(0.15)
+        await house.sweep()
+
+        assert len(await waiting) == 1
+
+    in_house(life)
+
+
+def test_a_check_that_is_not_answered_in_time_comes_again_under_the_same_id_and_costs_nothing():
+    async def life(house):
+        transaction_id = await house.begin()
+        await asyncio.sleep(0.1)
+        (first,) = await house.checks(lease_ms=500)
+        assert await house.checks() == []
+        await asyncio.sleep(0.6)
+
+        (again,) = await house.checks()
+
+        assert again.check_id == first.check_id
+        assert (await house.coordinator.get(transaction_id)).answers == 0
+
+    in_house(life)
+
+
+def test_an_answer_decides_and_says_who_decided():
+    async def life(house):
+        committed = await house.begin()
+        await asyncio.sleep(0.1)
+        answered = await house.answer(TxnEvent.COMMIT)
+        assert (answered.state, answered.resolved_by) == (TxnState.COMMITTED, Resolver.CHECK)
+        assert len(await house.bodies()) == 1
+
+        await house.begin(message(queue=ORDERS, message_id="m2"))
+        await asyncio.sleep(0.1)
+        assert (await house.answer(TxnEvent.ROLLBACK)).state is TxnState.ROLLED_BACK
+        assert len(await house.bodies()) == 1
+        assert await house.state(committed) is TxnState.COMMITTED
+
+    in_house(life)
+
+
+def test_an_answer_counts_once_and_a_later_one_may_still_decide():
+    async def life(house):
+        transaction_id = await house.begin()
+        await asyncio.sleep(0.1)
+        (check,) = await house.checks()
+        answer = house.coordinator.answer_check
+
+        answers = await asyncio.gather(*[answer("shop", check.check_id, TxnEvent.UNKNOWN) for _ in range(5)])
+
+        assert {one.answers for one in answers} == {1}
+        assert (await answer("shop", check.check_id, TxnEvent.COMMIT)).state is TxnState.COMMITTED
+        assert (await answer("shop", check.check_id, TxnEvent.COMMIT)).state is TxnState.COMMITTED
+        with pytest.raises(TransactionConflict):
+            await answer("shop", check.check_id, TxnEvent.ROLLBACK)
+        with pytest.raises(TransactionConflict):
+            await answer("shop", check.check_id, TxnEvent.UNKNOWN)
+        assert await house.state(transaction_id) is TxnState.COMMITTED
+
+    in_house(life)
+
+
+@pytest.mark.parametrize(
+    "check_id", ["chk_", "chk_x_txn", "chk_1_unknown", "chk_0_mine", "chk_2_mine", "x", "chk_1_", "chk_99999999999999_mine"]
+)
+def test_an_answer_to_a_check_that_is_none_is_refused(check_id):
+    async def life(house):
+        await house.begin(transaction_id="mine")
+        await asyncio.sleep(0.1)
+        assert len(await house.checks()) == 1
+
+        with pytest.raises(CheckNotOpen):
+            await house.coordinator.answer_check("shop", check_id, TxnEvent.COMMIT)
+
+    in_house(life)
+
+
+def test_another_group_is_neither_asked_nor_heard():
+    async def life(house):
+        await house.begin()
+        await asyncio.sleep(0.1)
+        assert await house.checks("other") == []
+        (check,) = await house.checks()
+        with pytest.raises(CheckNotOpen):
+            await house.coordinator.answer_check("other", check.check_id, TxnEvent.COMMIT)
+
+    in_house(life)
+
+
+async def _exhaust(house: House, **fields) -> None:
+    for _ in range(3):
+        await asyncio.sleep(0.21)
+        await house.answer(TxnEvent.UNKNOWN, **fields)
+
+
+def test_after_so_many_answered_unknowns_a_transaction_is_held_and_nobody_is_asked():
+    async def life(house):
+        transaction_id = await house.begin()
+
+        await _exhaust(house)
+
+        held = await house.coordinator.get(transaction_id)
+        assert (held.state, held.answers, held.hold_reason) == (TxnState.HELD, 3, "answers_exhausted")
+        await asyncio.sleep(60)
+        assert await house.checks() == []
+        assert (await house.store.offsets(HELD_QUEUE)).end == 1
+        assert await house.bodies() == []
+
+    in_house(life)
+
+
+def test_nobody_reached_for_too_long_holds_too_and_uses_no_budget():
+    async def life(house):
+        transaction_id = await house.begin()
+        await asyncio.sleep(0.1)
+        await house.sweep()
+        await asyncio.sleep(4.9)
+        await house.sweep()
+        assert await house.state(transaction_id) is TxnState.PREPARED
+        await asyncio.sleep(0.2)
+
+        await house.sweep()
+
+        held = await house.coordinator.get(transaction_id)
+        assert (held.state, held.answers, held.hold_reason) == (TxnState.HELD, 0, "unreachable")
+
+    in_house(life)
+
+
+def test_a_held_transaction_can_be_decided_and_is_late_then():
+    async def life(house):
+        transaction_id = await house.begin()
+        await _exhaust(house)
+
+        await house.coordinator.commit(transaction_id, by=Resolver.OPERATOR, reason="INC-311")
+
+        decided = await house.coordinator.get(transaction_id)
+        assert (decided.state, decided.resolved_by, decided.reason, decided.is_late) == (
+            TxnState.COMMITTED,
+            Resolver.OPERATOR,
+            "INC-311",
+            True,
+        )
+        assert len(await house.bodies()) == 1
+
+    in_house(life)
+
+
+def test_a_held_transaction_that_is_resumed_is_asked_again_from_the_beginning():
+    async def life(house):
+        transaction_id = await house.begin()
+        await _exhaust(house)
+
+        resumed = await house.coordinator.resume(transaction_id)
+
+        assert (resumed.state, resumed.answers, resumed.hold_reason) == (TxnState.PREPARED, 0, None)
+        (check,) = await house.checks()
+        assert check.transaction.transaction_id == transaction_id
+        assert (await house.coordinator.answer_check("shop", check.check_id, TxnEvent.UNKNOWN)).answers == 1
+        assert (await house.coordinator.resume(transaction_id)).answers == 1  # a prepared one stays as it is
+        await house.coordinator.commit(transaction_id)
+        with pytest.raises(TransactionConflict):
+            await house.coordinator.resume(transaction_id)
+
+    in_house(life)
+
+
+def test_where_it_was_asked_for_exhaustion_rolls_back_instead():
+    async def life(house):
+        policy = CheckbackPolicy(first_after_ms=100, interval_ms=200, max_answers=3, on_exhausted=OnExhausted.ROLLBACK)
+        transaction_id = await house.begin(policy=policy)
+
+        await _exhaust(house)
+
+        decided = await house.coordinator.get(transaction_id)
+        assert (decided.state, decided.resolved_by, decided.was_held) == (TxnState.ROLLED_BACK, Resolver.POLICY, False)
+
+    in_house(life)
+
+
+def test_a_producer_may_say_when_to_ask_again():
+    async def life(house):
+        await house.begin()
+        await asyncio.sleep(0.1)
+        await house.answer(TxnEvent.UNKNOWN, recheck_after_ms=5_000)
+        await asyncio.sleep(4.9)
+        assert await house.checks() == []
+        await asyncio.sleep(0.2)
+        assert len(await house.checks()) == 1
+
+    in_house(life)
+
+
+def test_a_decision_takes_its_open_check_away():
+    async def life(house):
+        transaction_id = await house.begin()
+        await asyncio.sleep(0.1)
+        await house.sweep()
+        await house.coordinator.rollback(transaction_id)
+
+        assert await house.checks() == []
+
+    in_house(life)
+
+
+def test_who_waits_for_a_decision_is_told_at_once():
+    async def life(house):
+        transaction_id = await house.begin()
+        waiting = asyncio.ensure_future(
+            house.coordinator.wait_until_not_prepared(transaction_id, timeout_ms=20_000)
+        )  # fmt: skip
+        await asyncio.sleep(1)
+        begun = house.world.loop.now
+        await house.coordinator.commit(transaction_id)
+        await waiting
+        assert house.world.loop.now - begun < 1
+
+        other = await house.begin(message(queue=ORDERS, message_id="m2"))
+        await house.coordinator.wait_until_not_prepared(other, timeout_ms=50)
+        assert await house.state(other) is TxnState.PREPARED
+
+    in_house(life)
+
+
+# ----------------------------------------------------------------------------------------------------- nothing is forgotten
+
+
+def test_after_a_kill_every_transaction_is_what_it_was():
+    async def before(house):
+        for name in ("undecided", "committed", "rolled-back", "held", "resumed"):
+            await house.begin(
+                message(name.encode(), queue=ORDERS, message_id=f"a-{name}"),
+                message(name.encode(), queue=EMAILS, message_id=f"b-{name}"),
+                transaction_id=name,
+                business_key=f"key of {name}",
+            )
+        await house.coordinator.commit("committed")
+        await house.coordinator.rollback("rolled-back", reason="no")
+        for _ in range(3):
+            await asyncio.sleep(0.21)
+            for check in await house.checks():
+                if check.transaction.transaction_id in ("held", "resumed"):
+                    await house.coordinator.answer_check("shop", check.check_id, TxnEvent.UNKNOWN)
+        await house.coordinator.resume("resumed")
+
+    def expect(snapshot: bool):
+        async def after(house):
+            get = house.coordinator.get
+            assert (await get("undecided")).state is TxnState.PREPARED
+            assert (await get("undecided")).business_key == "key of undecided"
+            committed = await get("committed")
+            assert (committed.state, [one.final_offset for one in committed.messages]) == (TxnState.COMMITTED, [0, 0])
+            rolled_back = await get("rolled-back")
+            assert (rolled_back.state, rolled_back.reason) == (TxnState.ROLLED_BACK, "no")
+            held = await get("held")
+            assert (held.state, held.answers, held.hold_reason) == (TxnState.HELD, 3, "answers_exhausted")
+            resumed = await get("resumed")
+            assert (resumed.state, resumed.answers, resumed.checks_answered, resumed.was_held) == (
+                TxnState.PREPARED,
+                0,
+                3,
+                True,
+            )
+            assert house.coordinator.table.open_count == 3
+            assert house.coordinator.table.held_count == 1
+            assert {check.transaction.transaction_id for check in await house.checks()} == {"undecided", "resumed"}
+            if snapshot:
+                assert await house.coordinator.save_snapshot()
+                assert not await house.coordinator.save_snapshot()
+                await house.store.aclose()
+
+        return after
+
+    in_house(before, expect(snapshot=False), expect(snapshot=True), expect(snapshot=False))
+
+
+def test_a_snapshot_saves_the_start_from_replaying():
+    async def before(house):
+        for n in range(20):
+            transaction_id = await house.begin(message(queue=ORDERS, message_id=f"m{n}"))
+            if n % 2:
+                await house.coordinator.commit(transaction_id)
+        await house.coordinator.save_snapshot()
+        await house.store.aclose()
+
+    async def after(house):
+        replayed = TransactionCoordinator(house.store, house.world.clock, house.world.identifiers, TransactionOptions())
+        assert await replayed.start() == 0
+        assert len(replayed.table) == 20
+
+    in_house(before, after)
+
+
+def test_an_answer_from_before_a_kill_still_finds_its_check():
+    ids = []
+
+    async def before(house):
+        await house.begin()
+        await asyncio.sleep(0.1)
+        ids.append((await house.checks())[0].check_id)
+
+    async def after(house):
+        answered = await house.coordinator.answer_check("shop", ids[0], TxnEvent.COMMIT)
+        assert answered.state is TxnState.COMMITTED
+
+    in_house(before, after)
+
+
+def test_decided_transactions_are_forgotten_oldest_first_when_there_are_too_many():
+    async def life(house):
+        for name in ("a", "b", "c"):
+            await house.begin(message(queue=ORDERS, message_id=name), transaction_id=name)
+            await house.coordinator.commit(name)
+        await house.begin(message(queue=ORDERS, message_id="d"), transaction_id="open")
+
+        with pytest.raises(UnknownTransaction):
+            await house.coordinator.get("a")
+        assert await house.state("b") is TxnState.COMMITTED
+        assert await house.state("open") is TxnState.PREPARED
+
+    in_house(life, decided_kept=2)
+
+
+def test_a_commit_waits_for_halves_whose_sync_takes_long():
+    """A begin is answered after the engine's limit even if the sync is not done; its messages cannot be read yet then."""
+
+    async def life(house):
+        begun = await house.store.append(
+            [message(queue=HALF_QUEUE, message_id="h", system={"REAL_TOPIC": "orders", "REAL_QID": "0"})],
+            durability=Durability.BUFFERED,
+        )
+        assert not begun[0].durable
+        assert (await house.store.offsets(HALF_QUEUE)).end == 0
+        assert await house.store.wait_for_arrival(HALF_QUEUE, 0, timeout_ms=1_000)
+
+    in_house(life)
+
+
+def test_check_events_are_in_the_log():
+    async def life(house):
+        await house.begin()
+        await _exhaust(house, evidence={"row": "order_outbox:8812"})
+        events = await house.store.read(CHECK_QUEUE, 0, **EVERYTHING)
+        assert len(events) == 4
+        assert b'"row":"order_outbox:8812"' in events[0].body
+
+    in_house(life)
