@@ -68,13 +68,13 @@ class SentKeys:
                 for sent in _table_decoder.decode(piece):
                     self._keep(sent)
             self._applied.restart(snapshot.positions[_QUEUE])
+            self._kept_end = self._applied.end
         at = max(self._applied.end, (await self._store.offsets(_QUEUE)).first)
         while messages := await self._store.read(_QUEUE, at, max_messages=512, max_bytes=4 << 20):
             for message in messages:
                 self._keep(_decoder.decode(message.body))
             at += len(messages)
         self._applied.restart(at)
-        self._kept_end = at
 
     def sent_before(self, scope: str, key: str, fingerprint: str, *, window_ms: int) -> Sent | None:
         """The send that this one repeats. Raises IdempotencyKeyReused, IdempotencyInProgress."""

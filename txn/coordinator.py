@@ -78,7 +78,7 @@ class TransactionCoordinator:
         self._watching: dict[str, dict[int, asyncio.Future[None]]] = {}
         self._running: set[asyncio.Task[Any]] = set()
         self._is_stopping = False
-        self._kept_positions: dict[QueueId, int] = {}
+        self._kept_positions = self._positions()
 
     # ------------------------------------------------------------------------------------------------------ life cycle
 
@@ -100,7 +100,6 @@ class TransactionCoordinator:
             replayed += 1
             self.table.replay_op(half_message.read_op(message))
         await self._adopt_finals(brokers)
-        self._kept_positions = self._positions()
         for transaction in self.table:
             if transaction.state is TxnState.PREPARED and transaction.asked_at_ms is not None:
                 self._checks.offer(transaction)
@@ -267,6 +266,7 @@ class TransactionCoordinator:
                 self.table.add(transaction)
         for queue, queue_offset in snapshot.positions.items():
             self._applied[queue].restart(queue_offset)
+        self._kept_positions = self._positions()
 
     async def _replay(self, queue: QueueId) -> AsyncIterator[StoredMessage]:
         applied = self._applied[queue]

@@ -1,4 +1,4 @@
-"""Any sequence of calls gives the same answers on the embedded engine as on the reference engine, restarts and kills included."""
+"""Any sequence of calls has the same answers on the embedded engine as on the reference engine, restarts and kills included."""
 
 from typing import Any
 
