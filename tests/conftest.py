@@ -1,7 +1,5 @@
 """Set-up for every test: warnings are errors (pyproject.toml), log lines stay quiet."""
 
-import logging
-
 import structlog
 
-structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+structlog.configure(logger_factory=structlog.ReturnLoggerFactory())

@@ -12,18 +12,21 @@ from pathlib import PurePath
 
 from storage.errors import UnknownFormat
 from storage.files import durable
-from storage.files.vfs import File, MappedRegion, Vfs
+from storage.files.vfs import MappedRegion, Vfs
 from storage.formats import names
 
 
 class Segment:
     """One file of the address space; mapped by the first store into it."""
 
-    def __init__(self, file: File, path: PurePath, base_offset: int, length: int) -> None:
+    def __init__(self, vfs: Vfs, path: PurePath, base_offset: int) -> None:
         self.path = path
         self.base_offset = base_offset
-        self.end_offset = base_offset + length
-        self.file = file
+        self.file = vfs.open(path)
+        # A handle of its own for who fills with zeros: a write-back error is told to each handle once. Over one handle the
+        # filler's sync could take the error, and the flusher's, a moment later, would be told that all is well.
+        self.filler = vfs.open(path)
+        self.end_offset = base_offset + self.file.size()
         self._region: MappedRegion | None = None
 
     @property
@@ -35,6 +38,7 @@ class Segment:
     def close(self) -> None:
         if self._region is not None:
             self._region.close()
+        self.filler.close()
         self.file.close()
 
 
@@ -109,8 +113,8 @@ class Segments:
     def fill_with_zeros(self, begin: int, end: int) -> None:
         """Write zeros over [begin, end), which one segment holds, and wait until they are on disk."""
         segment = self.find(begin)
-        segment.file.write(begin - segment.base_offset, bytes(end - begin))
-        segment.file.sync()
+        segment.filler.write(begin - segment.base_offset, bytes(end - begin))
+        segment.filler.sync()
 
     def flush(self, begin: int, end: int) -> None:
         """Return once every byte of [begin, end) is on disk. A failure is final (files/vfs.py, File.sync)."""
@@ -125,11 +129,10 @@ class Segments:
 
     def _open(self, base_offset: int) -> Segment:
         path = self._directory / names.file_name(base_offset)
-        file = self._vfs.open(path)
-        length = file.size()
+        segment = Segment(self._vfs, path, base_offset)
+        length = segment.end_offset - base_offset
         if length != self._segment_bytes:
-            file.close()
+            segment.close()
             raise UnknownFormat(path, found=f"{length} bytes", expected=f"{self._segment_bytes} (setting segment_bytes)")
-        segment = Segment(file, path, base_offset, length)
         self._segments = (*self._segments, segment)
         return segment

@@ -7,8 +7,8 @@ What it models, so that a store which survives it may be trusted on a real disk:
 - the length of a file, and the names in a folder, are durable only once the file or the folder is synced; until then each
   change is kept or lost by itself;
 - a sector is written whole and harms no other (docs/durability.md);
-- a sync that fails tells so once: afterwards memory shows the new bytes, the disk holds the old ones, and nothing will ever
-  write them there, as Linux does it.
+- a sync that fails tells so once to each open handle of the file: afterwards memory shows the new bytes, the disk holds the old
+  ones, and nothing will ever write them there, as Linux does it.
 
 `cut_after` operations the power goes: that operation and all later ones raise PowerCut, and `after_power_cut` gives the disk as
 the next start finds it. `after_kill` gives it as a killed process leaves it: the page cache lives on, nothing more is durable.
@@ -29,9 +29,10 @@ class PowerCut(BaseException):
 class _Inode:
     """One file: what the page cache shows (`live`), what is on disk, and the versions of each sector in between."""
 
-    __slots__ = ("forgotten", "live", "on_disk", "pending", "sizes")
+    __slots__ = ("errors", "forgotten", "live", "on_disk", "pending", "sizes")
 
     def __init__(self) -> None:
+        self.errors = 0  # write-backs that failed
         self.live = bytearray()
         self.on_disk = bytearray()
         self.pending: dict[int, list[bytes]] = {}
@@ -63,6 +64,7 @@ class _Inode:
         self.sizes.clear()
 
     def fail_sync(self) -> None:
+        self.errors += 1
         self.forgotten |= self.pending.keys()
         self.pending.clear()
 
@@ -157,6 +159,7 @@ class SimulatedFile:
     def __init__(self, disk: "SimulatedDisk", inode: _Inode) -> None:
         self._disk = disk
         self._inode = inode
+        self._errors_told = inode.errors
 
     def size(self) -> int:
         return len(self._inode.live)
@@ -186,8 +189,11 @@ class SimulatedFile:
         self._disk.syncs += 1
         if self._disk.syncs == self._disk.fail_sync_number:
             self._inode.fail_sync()
+        else:
+            self._inode.sync()
+        if self._errors_told != self._inode.errors:
+            self._errors_told = self._inode.errors
             raise OSError(errno.EIO, "simulated")
-        self._inode.sync()
 
     def drop_cache(self) -> None:
         self._inode.drop_cache()

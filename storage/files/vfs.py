@@ -54,9 +54,10 @@ class File(Protocol):
         """Give the file this length without space behind it: a hole, which reads as zeros."""
 
     def sync(self) -> None:
-        """Return once what was written, stored through a mapping, allocated or extended is on disk.
+        """Return once what was written, stored through a mapping, allocated or extended is on disk, by whatever handle.
 
-        A failure is told once; after it the page cache lies about what the disk holds. Never call again after one.
+        A failure is told once to each handle of the file; after it the page cache lies about what the disk holds. Never call
+        again after one.
         """
 
     def drop_cache(self) -> None:

@@ -58,6 +58,10 @@ class Txn:
     answered_unknown: int = 0  # at least so many checks are known to have been answered
 
 
+def _nothing() -> None:
+    """The memory of a simulation outlives its worlds by itself."""
+
+
 @dataclass
 class Memory:
     """What the outside world knows; it outlives every crash."""
@@ -71,6 +75,7 @@ class Memory:
     kept: set[str] = field(default_factory=set)  # ids of messages that a start had: it has made them durable
     problems: list[str] = field(default_factory=list)
     serial: int = 0
+    note: Callable[[], None] = _nothing  # called around every operation: whoever keeps the memory elsewhere does it here
 
     def expect(self, holds: bool, text: str) -> None:
         if not holds:
@@ -102,7 +107,7 @@ def run_chain(seed: int, lives: int) -> Outcome:
         end = randomness.choices([End.CUT, End.KILL, End.CLOSE], [7, 2, 1])[0]
         if end is not End.CLOSE:
             disk.cut_after = disk.operations + randomness.randrange(1, 220)
-        ended = _run(world, _live(world, options, memory, closes=end is End.CLOSE), memory)
+        ended = _run(world, live(world, options, memory, closes=end is End.CLOSE), memory)
         wall_ms = world.clock.wall_ms() + 1
         world.end()
         if ended and end is not End.CLOSE:
@@ -112,7 +117,7 @@ def run_chain(seed: int, lives: int) -> Outcome:
         outcome.kills += end is End.KILL
         outcome.closes += end is End.CLOSE
         world = World(disk, seed * 1_000 + life + 500, wall_ms=wall_ms)
-        _run(world, _verify(world, options, memory, end), memory)
+        _run(world, verify(world, options, memory, end), memory)
         wall_ms = world.clock.wall_ms() + 1
         world.end()
         disk = disk.after_kill()
@@ -151,7 +156,8 @@ def _options(randomness: Random, policy: FlushPolicy) -> LocalStoreOptions:
 # ------------------------------------------------------------------------------------------------------------ one life
 
 
-async def _live(world: World, options: LocalStoreOptions, memory: Memory, *, closes: bool) -> None:
+async def live(world: World, options: LocalStoreOptions, memory: Memory, *, closes: bool, rounds: int | None = None) -> None:
+    """Actors send, begin, decide, read and commit offsets at the same time; each so many rounds, or a random number."""
     store, coordinator = await _open(world, options, memory)
     randomness = world.randomness
     actors: list[Callable[[], Awaitable[None]]] = [
@@ -165,9 +171,10 @@ async def _live(world: World, options: LocalStoreOptions, memory: Memory, *, clo
     ]
 
     async def act(actor: Callable[[], Awaitable[None]]) -> None:
-        for _ in range(randomness.randrange(1, 8)):
+        for _ in range(randomness.randrange(1, 8) if rounds is None else rounds):
             await asyncio.sleep(randomness.random() * 0.01)
             await actor()
+            memory.note()
 
     await asyncio.gather(*[act(actor) for actor in actors])
     if closes:
@@ -204,6 +211,7 @@ async def _send(world: World, store: LocalMessageStore, memory: Memory) -> None:
     messages = [_message(world, memory) for _ in range(world.randomness.choice([1, 1, 2, 5]))]
     sent = Sent(messages)
     memory.sent.append(sent)
+    memory.note()
     durability = world.randomness.choice([None, None, Durability.SYNCED, Durability.BUFFERED])
     sent.places = await store.append(messages, durability=durability)
 
@@ -212,14 +220,16 @@ async def _transact(world: World, coordinator: TransactionCoordinator, memory: M
     randomness = world.randomness
     undecided = [txn for txn in memory.txns if txn.begun and txn.decided is None]
     if undecided and randomness.random() < 0.4:
-        await _decide(world, coordinator, randomness.choice(undecided))
+        await _decide(world, coordinator, randomness.choice(undecided), memory)
         return
     messages = [_message(world, memory) for _ in range(randomness.choice([1, 2, 3]))]
     txn = Txn(messages, key=randomness.choice([None, f"key-{memory.serial}"]))
     memory.txns.append(txn)
+    memory.note()
     await _begin(coordinator, txn, randomness.choice([NEVER, SOON]))
+    memory.note()
     if randomness.random() < 0.6:
-        await _decide(world, coordinator, txn)
+        await _decide(world, coordinator, txn, memory)
 
 
 async def _begin(coordinator: TransactionCoordinator, txn: Txn, policy: CheckbackPolicy) -> bool:
@@ -231,7 +241,7 @@ async def _begin(coordinator: TransactionCoordinator, txn: Txn, policy: Checkbac
     return outcome.replayed
 
 
-async def _decide(world: World, coordinator: TransactionCoordinator, txn: Txn) -> None:
+async def _decide(world: World, coordinator: TransactionCoordinator, txn: Txn, memory: Memory) -> None:
     assert txn.transaction_id is not None
     choice = world.randomness.random()
     if choice < 0.25:
@@ -239,6 +249,7 @@ async def _decide(world: World, coordinator: TransactionCoordinator, txn: Txn) -
         return
     state = TxnState.COMMITTED if choice < 0.7 else TxnState.ROLLED_BACK
     txn.tried.add(state)
+    memory.note()
     try:
         if state is TxnState.COMMITTED:
             await coordinator.commit(txn.transaction_id)
@@ -282,6 +293,7 @@ async def _commit_offset(world: World, store: LocalMessageStore, memory: Memory)
     offset = world.randomness.randrange((await store.offsets(queue)).end + 1)
     acknowledged, tried = memory.offsets.get(queue, (-1, set()))
     memory.offsets[queue] = (acknowledged, tried | {offset})
+    memory.note()
     await store.commit_offset("group", queue, offset)
     memory.offsets[queue] = (offset, set())
 
@@ -293,7 +305,8 @@ async def _keep(coordinator: TransactionCoordinator) -> None:
 # ------------------------------------------------------------------------------------------------------ is it all true?
 
 
-async def _verify(world: World, options: LocalStoreOptions, memory: Memory, end: End) -> None:
+async def verify(world: World, options: LocalStoreOptions, memory: Memory, end: End) -> None:
+    """Open the store again, read everything, and ask every promise."""
     store, coordinator = await _open(world, options, memory)
     found: dict[str, StoredMessage] = {}
     for queue in QUEUES:

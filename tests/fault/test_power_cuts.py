@@ -1,10 +1,8 @@
 """C1: the real store and the real coordinator on a disk that loses power, is killed and closes, thousands of times."""
 
-import logging
 import os
 
 import pytest
-import structlog
 
 from tests.fault.chain import run_chain
 
@@ -13,8 +11,6 @@ pytestmark = pytest.mark.faults
 LIVES = 8
 CHAINS = {"ci": 4_000, "full": 200_000}[os.environ.get("FAULTS", "ci")]  # five cuts each
 SHARDS = 40
-
-structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))

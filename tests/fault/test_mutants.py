@@ -1,0 +1,93 @@
+"""C21: the campaigns themselves. Five well-known mistakes, each planted and each found by the campaign that is there for it."""
+
+from collections.abc import Callable
+
+import pytest
+from crc32c import crc32c
+
+from storage.formats import scan, unit
+from storage.local.flusher import Flusher
+from storage.local.log_writer import LogWriter
+from storage.local.recovery import _Behind
+from storage.message import Durability
+from tests.fault.chain import run_chain
+from tests.fault.failed_syncs import run_failed_sync
+from tests.fault.flips import records_of_each_kind, undetected_flips
+from txn.coordinator import TransactionCoordinator
+
+pytestmark = pytest.mark.faults
+
+CHAINS = 40  # a hundredth of what the campaign runs
+
+
+def power_cuts_find() -> str:
+    """The first broken promise."""
+    for seed in range(CHAINS):
+        problems = run_chain(seed, 8).problems
+        if problems:
+            return problems[0]
+    return ""
+
+
+def failed_syncs_find() -> str:
+    return next((problems[0] for seed in range(200) if (problems := run_failed_sync(seed))), "")
+
+
+def test_acknowledging_before_the_sync_is_found_by_power_cuts(monkeypatch):
+    publish = LogWriter._publish
+
+    def too_early(self: LogWriter) -> None:
+        durable_end, self.flusher.durable_end = self.flusher.durable_end, self.written_end
+        publish(self)
+        self.flusher.durable_end = durable_end
+
+    monkeypatch.setattr(LogWriter, "_publish", too_early)
+
+    found = power_cuts_find()
+    assert "lost" in found or "it is prepared" in found or "not known any more" in found
+
+
+def test_leaving_the_torn_tail_is_found_by_power_cuts(monkeypatch):
+    monkeypatch.setattr(_Behind, "wipe", lambda self: 0)
+
+    assert "left behind the end of the log" in power_cuts_find()
+
+
+def test_answering_a_decision_before_its_sync_is_found_by_power_cuts(monkeypatch):
+    append: Callable[..., object] = TransactionCoordinator._append
+
+    async def unsynced(self: TransactionCoordinator, messages: object, durability: object) -> object:
+        return await append(self, messages, durability and Durability.BUFFERED)  # type: ignore[misc]
+
+    monkeypatch.setattr(TransactionCoordinator, "_append", unsynced)
+
+    assert "it is prepared" in power_cuts_find()
+
+
+def test_trying_a_failed_sync_again_is_found_by_failed_syncs(monkeypatch):
+    def try_again(self: Flusher, _: Exception) -> None:
+        self._begun_ms = None
+        self._start()
+
+    monkeypatch.setattr(Flusher, "_failed", try_again)
+
+    assert "was acknowledged and is lost" in failed_syncs_find()
+
+
+def test_a_checksum_without_the_header_is_found_by_bit_flips(monkeypatch):
+    header_bytes = 88
+
+    def without_header(data: bytes | memoryview) -> int:
+        return crc32c(data[header_bytes:])
+
+    monkeypatch.setattr(scan, "crc32c", without_header)
+    monkeypatch.setattr(unit, "crc32c", lambda data: without_header(data) if len(data) > header_bytes else crc32c(data))
+
+    assert undetected_flips(records_of_each_kind()["plain"])
+
+
+def test_without_a_mutant_the_same_campaigns_find_nothing():
+    assert power_cuts_find() == ""
+    assert failed_syncs_find() == ""
+    for given in records_of_each_kind().values():
+        assert undetected_flips(given) == []
