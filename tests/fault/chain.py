@@ -156,8 +156,19 @@ def _options(randomness: Random, policy: FlushPolicy) -> LocalStoreOptions:
 # ------------------------------------------------------------------------------------------------------------ one life
 
 
-async def live(world: World, options: LocalStoreOptions, memory: Memory, *, closes: bool, rounds: int | None = None) -> None:
-    """Actors send, begin, decide, read and commit offsets at the same time; each so many rounds, or a random number."""
+async def live(
+    world: World,
+    options: LocalStoreOptions,
+    memory: Memory,
+    *,
+    closes: bool,
+    rounds: int | None = None,
+    pause: float = 0.01,
+) -> None:
+    """Actors send, begin, decide, read and commit offsets at the same time; each so many rounds, or a random number.
+
+    `pause`: how long an actor rests at most between two rounds, in seconds.
+    """
     store, coordinator = await _open(world, options, memory)
     randomness = world.randomness
     actors: list[Callable[[], Awaitable[None]]] = [
@@ -172,7 +183,7 @@ async def live(world: World, options: LocalStoreOptions, memory: Memory, *, clos
 
     async def act(actor: Callable[[], Awaitable[None]]) -> None:
         for _ in range(randomness.randrange(1, 8) if rounds is None else rounds):
-            await asyncio.sleep(randomness.random() * 0.01)
+            await asyncio.sleep(randomness.random() * pause)
             await actor()
             memory.note()
 

@@ -1,0 +1,211 @@
+"""C5, service level: producers and consumers over HTTP, a service that is killed and started again, and the books at the end.
+
+Every payload is unique. What a client was told is written down at once; an error or no answer at all means *unknown*: it may
+have happened or not, but it must be one of the two for everybody and for ever.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import httpx
+
+from tests.support.server import Server
+
+PRODUCERS = 16
+CONSUMERS = 8
+TOPIC = "orders"
+QUEUES = 4
+
+
+@dataclass
+class Txn:
+    transaction_id: str
+    payloads: list[str]
+    decision: str | None = None  # as acknowledged
+    tried: set[str] = field(default_factory=set)
+    begun: bool = False
+
+
+class Campaign:
+    def __init__(self, server: Server, *, seed: int, cycles: int) -> None:
+        self._server = server
+        self._random = Random(seed)
+        self._cycles = cycles
+        self._serial = 0
+        self._up = asyncio.Event()
+        self._stopping = False
+        self.kills = 0
+        self.served = 0
+        self.problems: list[str] = []
+        self._sent: dict[str, tuple[int, int] | None] = {}  # payload -> (queue, offset) when acknowledged
+        self._batches: list[list[str]] = []
+        self._txns: list[Txn] = []
+        self._seen: dict[tuple[int, int], str] = {}
+
+    @property
+    def acknowledged(self) -> int:
+        return sum(place is not None for place in self._sent.values())
+
+    @property
+    def committed(self) -> int:
+        return sum(txn.decision == "committed" for txn in self._txns)
+
+    def run(self) -> None:
+        asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        limits = httpx.Limits(max_connections=PRODUCERS + CONSUMERS + 4)
+        async with httpx.AsyncClient(base_url=self._server.url, timeout=20, trust_env=False, limits=limits) as client:
+            self._client = client
+            self._up.set()
+            created = await client.post("/v1/topics", json={"topic": TOPIC, "queues": QUEUES})
+            assert created.status_code == 201
+            actors = [asyncio.create_task(self._produce()) for _ in range(PRODUCERS)]
+            actors += [asyncio.create_task(self._consume(number % QUEUES)) for number in range(CONSUMERS)]
+            for _ in range(self._cycles):
+                await asyncio.sleep(self._random.uniform(0.1, 0.7))
+                self._up.clear()
+                self._server.kill()
+                self.kills += 1
+                self._server.start(until_ready=False)
+                await asyncio.to_thread(self._server.wait_until_ready)
+                self._up.set()
+            await asyncio.sleep(0.3)
+            self._stopping = True
+            await asyncio.gather(*actors)
+            await self._balance()
+
+    # --------------------------------------------------------------------------------------------------------- actors
+
+    async def _produce(self) -> None:
+        while not self._stopping:
+            await self._up.wait()
+            await self._random.choice([self._send, self._send, self._batch, self._transact])()
+
+    async def _consume(self, queue: int) -> None:
+        offset = 0
+        while not self._stopping:
+            await self._up.wait()
+            answer = await self._ask("GET", f"/v1/topics/{TOPIC}/queues/{queue}/messages?offset={offset}&wait_ms=200")
+            if answer is not None and answer.status_code == 200:
+                for message in answer.json()["messages"]:
+                    self._note_seen(queue, message)
+                offset = answer.json()["next_offset"]
+            elif answer is not None and answer.status_code == 400:
+                self.problems.append(f"queue {queue} ends before offset {offset}, which was served: {answer.text}")
+                return
+
+    async def _send(self) -> None:
+        payload = self._payload()
+        self._sent[payload] = None
+        answer = await self._ask("POST", f"/v1/topics/{TOPIC}/messages", {"payload": payload})
+        if answer is not None and answer.status_code == 201:
+            receipt = answer.json()
+            self._sent[payload] = (receipt["queue_id"], receipt["queue_offset"])
+
+    async def _batch(self) -> None:
+        payloads = [self._payload() for _ in range(self._random.randrange(2, 12))]
+        self._batches.append(payloads)
+        self._sent |= dict.fromkeys(payloads)
+        body = {"entries": [{"id": payload, "message": {"payload": payload}} for payload in payloads]}
+        answer = await self._ask("POST", f"/v1/topics/{TOPIC}/messages/batch", body)
+        if answer is not None and answer.status_code == 201:
+            for result in answer.json()["results"]:
+                self._sent[result["id"]] = (result["receipt"]["queue_id"], result["receipt"]["queue_offset"])
+
+    async def _transact(self) -> None:
+        payloads = [self._payload() for _ in range(self._random.randrange(1, 4))]
+        txn = Txn(f"txn-{self._serial}", payloads)
+        self._txns.append(txn)
+        messages = [{"topic": TOPIC, "message": {"payload": payload}} for payload in payloads]
+        body = {"producer_group": "shop", "transaction_id": txn.transaction_id, "messages": messages}
+        answer = await self._ask("POST", "/v1/transactions", body)
+        txn.begun = answer is not None and answer.status_code == 201
+        choice = self._random.choice(["commit", "commit", "rollback", None])
+        if not txn.begun or choice is None:
+            return
+        txn.tried.add(choice)
+        answer = await self._ask("POST", f"/v1/transactions/{txn.transaction_id}/{choice}")
+        if answer is not None and answer.status_code == 200:
+            txn.decision = answer.json()["state"]
+        elif answer is not None and answer.status_code == 404:
+            self.problems.append(f"{txn.transaction_id} was begun and is not known: {answer.text}")
+
+    async def _ask(self, method: str, path: str, body: Any = None) -> httpx.Response | None:
+        """The answer; None where there was none."""
+        try:
+            answer = await self._client.request(method, path, json=body)
+        except httpx.TransportError:
+            return None
+        if answer.status_code >= 500 and answer.json()["code"] not in ("recovering", "shutting_down"):
+            self.problems.append(f"{method} {path}: {answer.status_code} {answer.text}")
+        return answer
+
+    def _payload(self) -> str:
+        self._serial += 1
+        return f"{self._serial}:{'x' * self._random.choice([1, 50, 400])}"
+
+    def _note_seen(self, queue: int, message: dict[str, Any]) -> None:
+        self.served += 1
+        place, payload = (queue, message["queue_offset"]), message["payload"]
+        known = self._seen.setdefault(place, payload)
+        if known != payload:
+            self.problems.append(f"{place} was served as {known[:20]} and as {payload[:20]}")
+
+    # ---------------------------------------------------------------------------------------------------------- the books
+
+    async def _balance(self) -> None:
+        final = await self._read_everything()
+        where: dict[str, list[tuple[int, int]]] = {}
+        for place, payload in final.items():
+            where.setdefault(payload, []).append(place)
+        for place, payload in self._seen.items():
+            self._expect(
+                final.get(place) == payload, f"{place} was served as {payload[:20]} and is {final.get(place, '')[:20]}"
+            )
+        for payload, places in where.items():
+            self._expect(len(places) == 1, f"{payload[:20]} is there {len(places)} times")
+        for payload, place in self._sent.items():
+            there = where.get(payload, [])
+            self._expect(place is None or there == [place], f"{payload[:20]} was acknowledged at {place}, it is at {there}")
+        for payloads in self._batches:
+            self._expect(
+                len({payload in where for payload in payloads}) == 1, f"a part of the batch {payloads[0][:20]} is there"
+            )
+        known = {payload for txn in self._txns for payload in txn.payloads} | self._sent.keys()
+        self._expect(where.keys() <= known, "something is there that nobody sent")
+        for txn in self._txns:
+            await self._balance_txn(txn, where)
+
+    async def _balance_txn(self, txn: Txn, where: dict[str, list[tuple[int, int]]]) -> None:
+        there = {payload in where for payload in txn.payloads}
+        answer = await self._client.get(f"/v1/transactions/{txn.transaction_id}")
+        if answer.status_code == 404:
+            self._expect(not txn.begun and there == {False}, f"{txn.transaction_id} is not known any more")
+            return
+        state = answer.json()["state"]
+        words = {"commit": "committed", "rollback": "rolled_back"}
+        allowed = {txn.decision} if txn.decision else {"prepared", *[words[word] for word in txn.tried]}
+        self._expect(state in allowed, f"{txn.transaction_id} is {state}, not one of {allowed}")
+        self._expect(there == {state == "committed"}, f"{txn.transaction_id} is {state}, its messages are there: {there}")
+
+    async def _read_everything(self) -> dict[tuple[int, int], str]:
+        final: dict[tuple[int, int], str] = {}
+        for queue in range(QUEUES):
+            offset = 0
+            while True:
+                path = f"/v1/topics/{TOPIC}/queues/{queue}/messages?offset={offset}&max_messages=1000"
+                page = (await self._client.get(path)).json()
+                for message in page["messages"]:
+                    self._expect(message["queue_offset"] == offset, f"queue {queue} has a gap before {offset}")
+                    final[queue, offset] = message["payload"]
+                    offset += 1
+                if not page["messages"]:
+                    break
+        return final
+
+    def _expect(self, holds: bool, text: str) -> None:
+        if not holds:
+            self.problems.append(text)
