@@ -123,7 +123,7 @@ def recover(
             directory.commit_log, segments.end_offset, f"the log was on disk up to {synced_offset}, it ends here"
         )
     if not was_closed:
-        _see_the_disk(segments, begin)
+        _see_the_disk(directory, segments, begin)
 
     replay = Replay(queues)
     walk = _walk(segments, begin, replay, progress, epoch=0)
@@ -180,9 +180,10 @@ def _is_borne_out(files: QueueFiles, queue: QueueId, bounds: OffsetRange, log_of
     return True
 
 
-def _see_the_disk(segments: Segments, begin: int) -> None:
+def _see_the_disk(directory: DataDirectory, segments: Segments, begin: int) -> None:
     """Sync, drop the cache, then read: after a failed write-back memory shows what the disk does not hold, and what is served
-    from an unsynced cache can be gone after the next power cut."""
+    from an unsynced cache can be gone after the next power cut. So can a segment whose name a killed process did not sync."""
+    directory.vfs.sync_directory(directory.commit_log)
     for segment in segments:
         if segment.end_offset > begin:
             segment.file.sync()
