@@ -20,6 +20,8 @@ from storage.errors import (
     IdempotencyKeyReused,
     TooManyOpenTransactions,
     TransactionExists,
+    UnknownQueue,
+    UnknownTopic,
     UnknownTransaction,
 )
 from storage.identifiers import Identifiers
@@ -27,7 +29,18 @@ from storage.message import Appended, Durability, Message, QueueId, StoredMessag
 from storage.store import AppliedPrefix, MessageStore, Snapshot, Snapshots, SyncedPosition, find_message
 from txn import half_message
 from txn.checkback_plan import CheckbackPolicy, HoldReason, OnExhausted, Plan, Step, plan_check
-from txn.half_message import CHECK_QUEUE, HALF_QUEUE, OP_QUEUE, AnsweredUnknown, AnyCheckEvent, Facts, Held, Op, Resumed
+from txn.half_message import (
+    CHECK_QUEUE,
+    HALF_QUEUE,
+    HELD_QUEUE,
+    OP_QUEUE,
+    AnsweredUnknown,
+    AnyCheckEvent,
+    Facts,
+    Held,
+    Op,
+    Resumed,
+)
 from txn.open_checks import LeasedCheck, OpenChecks, parse_check_id
 from txn.options import TransactionOptions
 from txn.pending import Transaction, TransactionTable, TxnMessage, from_halves
@@ -74,7 +87,7 @@ class TransactionCoordinator:
         self._checks = OpenChecks(clock)
         self._turns = _Turns()
         self._beginning: set[str] = set()  # transaction ids and idempotency keys whose begin is under way
-        self._applied = {queue: AppliedPrefix() for queue in half_message.REPLAYED_QUEUES}
+        self._applied = {queue: AppliedPrefix() for queue in half_message.SYSTEM_QUEUES}
         self._watching: dict[str, dict[int, asyncio.Future[None]]] = {}
         self._running: set[asyncio.Task[Any]] = set()
         self._is_stopping = False
@@ -88,18 +101,21 @@ class TransactionCoordinator:
             await self._store.create_topic(queue.topic, queue_count=1)
         await self._restore()
         replayed = 0
-        brokers: set[str] = set()
+        brokers: dict[str, Op | None] = {}
         halves: list[StoredMessage] = []
         async for half in self._replay(HALF_QUEUE):
             replayed += 1
             self._replay_half(half, halves, brokers)
+        async for message in self._replay(HELD_QUEUE):
+            replayed += 1
+            self._replay_held(message)
         async for message in self._replay(CHECK_QUEUE):
             replayed += 1
             self.table.apply(half_message.read_check(message))
         async for message in self._replay(OP_QUEUE):
             replayed += 1
-            self.table.replay_op(half_message.read_op(message))
-        await self._adopt_finals(brokers)
+            self._replay_op(half_message.read_op(message), brokers)
+        await self._settle_brokers(brokers)
         for transaction in self.table:
             if transaction.state is TxnState.PREPARED and transaction.asked_at_ms is not None:
                 self._checks.offer(transaction)
@@ -278,47 +294,97 @@ class TransactionCoordinator:
             at += len(messages)
             applied.restart(at)
 
-    def _replay_half(self, half: StoredMessage, halves: list[StoredMessage], brokers: set[str]) -> None:
-        """Collect the halves of a transaction, which lie one behind another; `halves` holds those of the last one."""
+    def _replay_half(self, half: StoredMessage, halves: list[StoredMessage], brokers: dict[str, Op | None]) -> None:
+        """Collect the halves of a transaction, which lie one behind another; `halves` holds those of the last one.
+
+        `brokers`: the transactions that a broker had a hand in, and its op about each.
+        """
         transaction_id = half_message.transaction_id_of(half)
-        facts = half_message.facts_of(half)
-        if facts is None and not halves:
-            brokers.add(transaction_id)
-            if self.table.get(transaction_id) is not None:
-                self.table.add_copy(transaction_id, half.queue_offset)
-                return
+        known = self.table.get(transaction_id)
+        if known is not None and not halves:
+            if self.table.add_copy(known, half.queue_offset):
+                brokers[transaction_id] = None
+            return
         halves.append(half)
-        first_facts = half_message.facts_of(halves[0])
-        if len(halves) == (1 if first_facts is None else first_facts.message_count):
+        facts = half_message.facts_of(halves[0])
+        if facts is None:
+            brokers[transaction_id] = None
+        if len(halves) == (1 if facts is None else facts.message_count):
             self.table.add(from_halves(halves))
             halves.clear()
 
-    async def _adopt_finals(self, brokers: set[str]) -> None:
-        """A broker writes a final and its op apart; where it died between the two the final is the decision and gets its op."""
-        undecided: dict[QueueId, dict[str, Transaction]] = {}
-        for transaction_id in brokers:
-            transaction = self.table.get(transaction_id)
-            if transaction is not None and not transaction.state.is_decided:
-                message = transaction.messages[0]
-                undecided.setdefault(message.queue, {})[message.message_id] = transaction
-        for queue, transactions in undecided.items():
-            await self._store.create_topic(queue.topic, queue_count=queue.number + 1)
-            at = (await self._store.offsets(queue)).first
+    def _replay_held(self, message: StoredMessage) -> None:
+        """A broker that gives up asking moves the half; to us the transaction is held. What we held, the check queue says."""
+        transaction = self.table.get(half_message.transaction_id_of(message))
+        if transaction is not None and half_message.is_discarded_half(message):
+            revision = transaction.revision + 1
+            self.table.apply(
+                Held(transaction_id=transaction.transaction_id, revision=revision, reason=HoldReason.ANSWERS_EXHAUSTED)
+            )
+
+    def _replay_op(self, op: Op, brokers: dict[str, Op | None]) -> None:
+        for transaction in list(self.table.named_by(op)):
+            if op.state is None:
+                brokers[transaction.transaction_id] = op
+            else:
+                self._replay_decision(transaction, op)
+
+    def _replay_decision(self, transaction: Transaction, op: Op) -> None:
+        assert op.state is not None
+        self.table.decide(
+            transaction,
+            op.state,
+            resolved_by=op.resolved_by,
+            resolved_at_ms=op.resolved_at_ms,
+            reason=op.reason,
+            finals=[(None, offset) for offset in op.finals_from],
+        )
+
+    async def _settle_brokers(self, brokers: dict[str, Op | None]) -> None:
+        """A broker's op does not say which way it went: the final message does. A final is written before its op, so one that
+        stands alone, because the broker died between the two, is a decision all the same, and gets its op."""
+        undecided = [
+            (transaction, op)
+            for transaction_id, op in brokers.items()
+            if (transaction := self.table.get(transaction_id)) is not None and not transaction.state.is_decided
+        ]
+        finals = await self._find_finals([transaction for transaction, _ in undecided])
+        adoptions = []
+        for transaction, named in undecided:
+            found = [final for message in transaction.messages if (final := finals.get(message.message_id)) is not None]
+            if len(found) == len(transaction.messages):
+                adoptions.append(self._adopt_finals(transaction, found, has_op=named is not None))
+            elif named is not None and not found:
+                self._replay_decision(transaction, named._replace(state=TxnState.ROLLED_BACK))
+        await asyncio.gather(*adoptions)
+
+    async def _find_finals(self, transactions: Sequence[Transaction]) -> dict[str, StoredMessage]:
+        """The final messages of these transactions by message id; of several, since a broker may write one twice, the first."""
+        wanted: dict[QueueId, set[str]] = {}
+        for transaction in transactions:
+            for message in transaction.messages:
+                wanted.setdefault(message.queue, set()).add(message.message_id)
+        finals: dict[str, StoredMessage] = {}
+        for queue, message_ids in wanted.items():
+            try:
+                at = (await self._store.offsets(queue)).first
+            except (UnknownTopic, UnknownQueue):
+                continue  # nothing was ever stored there
             while messages := await self._store.read(queue, at, max_messages=_READ_MESSAGES, max_bytes=_READ_BYTES):
                 at += len(messages)
                 for final in messages:
-                    transaction = transactions.get(final.message_id)
-                    if transaction is not None and final.transaction is TransactionBits.COMMIT:
-                        await self._record_adopted(transaction, final)
+                    if final.transaction is TransactionBits.COMMIT and final.message_id in message_ids:
+                        finals.setdefault(final.message_id, final)
+        return finals
 
-    async def _record_adopted(self, transaction: Transaction, final: StoredMessage) -> None:
-        if transaction.state.is_decided:
-            return
-        op = self._op(transaction, TxnState.COMMITTED, Resolver.PRODUCER, None, finals_from=(final.queue_offset,))
-        op = op._replace(resolved_at_ms=final.stored_at_ms)
-        await self._append([half_message.op_message(op)], Durability.SYNCED)
-        self._apply_decision(transaction, op, [final.queue_offset])
-        log.info("final_without_op_adopted", transaction_id=transaction.transaction_id)
+    async def _adopt_finals(self, transaction: Transaction, finals: Sequence[StoredMessage], *, has_op: bool) -> None:
+        places = [final.queue_offset for final in finals]
+        op = self._op(transaction, TxnState.COMMITTED, Resolver.PRODUCER, None, finals_from=tuple(places))
+        op = op._replace(resolved_at_ms=finals[0].stored_at_ms)
+        if not has_op:
+            await self._append([half_message.op_message(op)], Durability.SYNCED)
+            log.info("final_without_op_adopted", transaction_id=transaction.transaction_id)
+        self._apply_decision(transaction, op, places)
 
     # ---------------------------------------------------------------------------------------------------------- changes
 

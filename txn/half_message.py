@@ -24,8 +24,7 @@ HALF_QUEUE = QueueId(HALF_TOPIC, 0)
 OP_QUEUE = QueueId(OP_TOPIC, 0)
 CHECK_QUEUE = QueueId(CHECK_TOPIC, 0)
 HELD_QUEUE = QueueId(HELD_TOPIC, 0)
-REPLAYED_QUEUES = (HALF_QUEUE, CHECK_QUEUE, OP_QUEUE)
-SYSTEM_QUEUES = (*REPLAYED_QUEUES, HELD_QUEUE)
+SYSTEM_QUEUES = (HALF_QUEUE, HELD_QUEUE, CHECK_QUEUE, OP_QUEUE)
 
 TRANSACTION_FACTS = "__transaction"  # on the first half, JSON of Facts
 DECISION = "__decision"  # on the op: commit or rollback
@@ -195,6 +194,11 @@ def held_message(event: Held, *, message_id: str, now_ms: int) -> Message:
     body = msgspec.json.encode(event)
     system = {properties.TRANSACTION_ID: event.transaction_id}
     return Message(queue=HELD_QUEUE, message_id=message_id, body=body, born_at_ms=now_ms, tag="held", system=system)
+
+
+def is_discarded_half(message: StoredMessage) -> bool:
+    """Is this message of the held topic a broker's, which moves the half itself there, and not one of `held_message`?"""
+    return properties.TRANSACTION_MARK in message.system
 
 
 def read_check(message: StoredMessage) -> AnyCheckEvent:

@@ -101,9 +101,13 @@ class TransactionTable:
         transaction_id = self._by_key.get(key)
         return None if transaction_id is None else self._all.get(transaction_id)
 
-    def owner_of_half(self, half_offset: int) -> str | None:
-        """The undecided transaction that a half message belongs to."""
-        return self._by_half.get(half_offset)
+    def named_by(self, op: Op) -> Iterator[Transaction]:
+        """The undecided transactions that an op is about: ours says which one, a broker's names halves or copies of them."""
+        ids = [op.transaction_id] if op.transaction_id is not None else map(self._by_half.get, op.half_offsets)
+        for transaction_id in ids:
+            transaction = None if transaction_id is None else self._all.get(transaction_id)
+            if transaction is not None and not transaction.state.is_decided:
+                yield transaction
 
     def list(self, *, after: int, states: frozenset[TxnState], wanted: Callable[[Transaction], bool]) -> Iterator[Transaction]:
         """In the order of begins, those behind the sequence number `after`."""
@@ -135,9 +139,12 @@ class TransactionTable:
         else:
             self.look_again(transaction, transaction.next_check_at_ms)
 
-    def add_copy(self, transaction_id: str, half_offset: int) -> None:
-        """A broker wrote the half of this transaction again."""
-        self._by_half[half_offset] = transaction_id
+    def add_copy(self, transaction: Transaction, half_offset: int) -> bool:
+        """A half of a known transaction. False where it is one of its own; else a broker has written it again."""
+        if any(message.half_offset == half_offset for message in transaction.messages):
+            return False
+        self._by_half[half_offset] = transaction.transaction_id
+        return True
 
     def decide(
         self,
@@ -227,25 +234,6 @@ class TransactionTable:
 
     def __iter__(self) -> Iterator[Transaction]:
         return iter(self._all.values())
-
-    def replay_op(self, op: Op) -> None:
-        """A decision from the log."""
-        transaction_id = op.transaction_id
-        for half_offset in op.half_offsets:
-            owner = transaction_id or self._by_half.get(half_offset)
-            transaction = None if owner is None else self._all.get(owner)
-            if transaction is not None:
-                # An op that does not say which way it went is a broker's: a commit is known by its final message.
-                state = op.state or TxnState.ROLLED_BACK
-                finals = [(None, offset) for offset in op.finals_from]
-                self.decide(
-                    transaction,
-                    state,
-                    resolved_by=op.resolved_by,
-                    resolved_at_ms=op.resolved_at_ms,
-                    reason=op.reason,
-                    finals=finals,
-                )
 
 
 def from_halves(halves: list[StoredMessage]) -> Transaction:
