@@ -297,6 +297,11 @@ class LocalMessageStore:
         return await self._in_lane(Lane.READ, lambda: self._files.load_snapshot(name, self._queues.bounds_of))
 
     @property
+    def is_prepared(self) -> bool:
+        """Has the log all the space ahead of its writer that it is to have?"""
+        return self._preparer.is_idle
+
+    @property
     def recovery(self) -> Report:
         return self._files.recovered.report
 

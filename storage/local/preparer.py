@@ -45,7 +45,7 @@ class Preparer:
 
     @property
     def is_idle(self) -> bool:
-        return not self._is_busy
+        return not self._is_busy and self.prepared_end >= self._wanted_end
 
     def advance(self, written_end: int) -> None:
         """The writer is here now; keep the watermark ahead of it. In steps: each one costs a sync."""

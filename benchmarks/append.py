@@ -1,0 +1,95 @@
+"""The storage layer alone on one core: appends of 100, of 10 and of 1, against encoding the same messages into memory."""
+
+import asyncio
+import os
+import tempfile
+from pathlib import Path
+from time import perf_counter
+
+import uvloop
+
+from benchmarks.report import Figure, median_of, show
+from storage.clock import SystemClock
+from storage.files.vfs import OsVfs
+from storage.formats import unit
+from storage.identifiers import Identifiers, SystemRandom
+from storage.local.local_store import LocalMessageStore
+from storage.local.options import FlushPolicy, LocalStoreOptions
+from storage.message import Message, QueueId
+
+BODY_BYTES = 100
+QUEUES = 4
+
+
+def messages(count: int) -> list[Message]:
+    """As a batch brings them: random bodies, keys, one tag, the queues in turn."""
+    clock = SystemClock()
+    ids = Identifiers(clock, SystemRandom()).many("msg", count)
+    now_ms = clock.wall_ms()
+    queues = [QueueId("orders", number) for number in range(QUEUES)]
+    return [
+        Message(
+            queue=queues[n % QUEUES],
+            message_id=message_id,
+            body=os.urandom(BODY_BYTES),
+            born_at_ms=now_ms,
+            key=f"order-{n:06d}",
+            tag="created",
+        )
+        for n, message_id in enumerate(ids)
+    ]
+
+
+def encode_rate(given: list[Message], seconds: float = 1.0) -> float:
+    """Messages a second that are only encoded."""
+    offsets = range(len(given))
+    count, begun = 0, perf_counter()
+    while (taken := perf_counter() - begun) < seconds:
+        for _ in range(20):
+            unit.encode(given, offsets, first_offset=1 << 20, synced_offset=0, epoch=1, stored_at_ms=1)
+        count += 20 * len(given)
+    return count / taken
+
+
+async def append_rate(given: list[Message], *, flush: FlushPolicy, callers: int, seconds: float = 1.5) -> float:
+    """Messages a second that so many callers append and get answered."""
+    with tempfile.TemporaryDirectory(dir=".") as directory:
+        clock = SystemClock()
+        identifiers = Identifiers(clock, SystemRandom())
+        options = LocalStoreOptions(flush=flush, prepare_ahead_bytes=1 << 28)
+        store = await LocalMessageStore.open(Path(directory) / "store", options, OsVfs(), clock, identifiers)
+        await store.create_topic("orders", queue_count=QUEUES)
+        await _wait_until_prepared(store)
+        end = perf_counter() + seconds
+        count = 0
+
+        async def call() -> None:
+            nonlocal count
+            while perf_counter() < end:
+                await store.append(given)
+                count += len(given)
+
+        begun = perf_counter()
+        await asyncio.gather(*[call() for _ in range(callers)])
+        rate = count / (perf_counter() - begun)
+        await store.aclose()
+        return rate
+
+
+async def _wait_until_prepared(store: LocalMessageStore) -> None:
+    """The first zeros ahead of the writer are not what is measured."""
+    while not store.is_prepared:
+        await asyncio.sleep(0.01)
+
+
+def run() -> None:
+    figures = []
+    for count, callers in ((100, 4), (10, 16), (1, 64)):
+        given = messages(count)
+        limit = median_of(3, lambda: encode_rate(given))  # noqa: B023
+        for flush in (FlushPolicy.INTERVAL, FlushPolicy.BEFORE_ACK):
+            rate = median_of(3, lambda: uvloop.run(append_rate(given, flush=flush, callers=callers)))  # noqa: B023
+            durability = "buffered" if flush is FlushPolicy.INTERVAL else "synced"
+            name = f"append of {count}, {callers} callers, {durability}"
+            figures.append(Figure(name, rate, "messages/s", limit, "encoding alone"))
+    show("Storage layer alone, one event loop", f"bodies of {BODY_BYTES} bytes, key, tag, {QUEUES} queues; goal 1 M/s", figures)

@@ -1,0 +1,87 @@
+"""What was measured, on what: one table for a run."""
+
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from rich.console import Console
+from rich.table import Table
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """`value` is compared with `limit`: a rate (more is better) or a time (less is better)."""
+
+    work: str
+    value: float
+    unit: str
+    limit: float
+    limit_name: str
+    note: str = ""
+
+    @property
+    def ratio(self) -> float:
+        """How much of the limit is reached: 1.0 is all of it."""
+        return self.limit / self.value if self.unit.startswith(("s", "ms", "µs")) else self.value / self.limit
+
+
+def median_of(runs: int, work: Callable[[], float]) -> float:
+    """The median of so many measurements, after one that does not count."""
+    work()
+    return statistics.median(work() for _ in range(runs))
+
+
+def seconds(work: Callable[[], object]) -> float:
+    begun = perf_counter()
+    work()
+    return perf_counter() - begun
+
+
+def show(title: str, settings: str, figures: list[Figure]) -> None:
+    table = Table(title=title, caption=settings, title_justify="left", caption_justify="left")
+    for column, justify in (
+        ("work", "left"),
+        ("measured", "right"),
+        ("limit in the same run", "right"),
+        ("of it", "right"),
+        ("", "left"),
+    ):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for figure in figures:
+        limit = f"{_number(figure.limit)} {figure.unit}  {figure.limit_name}"
+        table.add_row(figure.work, f"{_number(figure.value)} {figure.unit}", limit, f"{figure.ratio:.2f}", figure.note)
+    console = Console(width=170, soft_wrap=True)
+    console.print(table)
+    console.print()
+
+
+def show_machine() -> None:
+    commit = _output("git", "describe", "--always", "--dirty")
+    cores = os.cpu_count()
+    load = os.getloadavg()[0]
+    Console(soft_wrap=True).print(
+        f"{_processor()}, {cores} cores, Linux {platform.release()}, Python {platform.python_version()}, commit {commit}, "
+        f"load before the run {load:.2f}\n"
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False).stdout.strip()
