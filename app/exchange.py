@@ -1,5 +1,6 @@
 """One request and its answer as plain values, so that a handler serves every lane: ASGI today, a fast lane tomorrow."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -11,6 +12,7 @@ from app.problems import Refusal, invalid_field
 T = TypeVar("T")
 
 _VISIBLE_ASCII = frozenset(map(chr, range(0x21, 0x7F)))
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class Call(NamedTuple):
@@ -19,7 +21,6 @@ class Call(NamedTuple):
     body: bytes
     headers: Mapping[str, str]
     query: Mapping[str, str]
-    path: str
 
     def decode(self, decoder: "msgspec.json.Decoder[T]") -> T:
         """The JSON body. A body that may be left out is an empty object then."""
@@ -38,6 +39,22 @@ class Call(NamedTuple):
         if key is not None and (not 1 <= len(key) <= 255 or not _VISIBLE_ASCII.issuperset(key)):
             raise invalid_field("/headers/idempotency-key", "invalid_format", "must be 1 to 255 visible ASCII characters")
         return key
+
+    def check_if_match(self, revision: int | None) -> None:
+        """`revision`: of what is to be changed; None where it does not exist. Raises Refusal revision_mismatch."""
+        given = self.headers.get("if-match")
+        if given is None:
+            return
+        tags = [tag.strip() for tag in given.split(",")]
+        if revision is None or ("*" not in tags and f'"{revision}"' not in tags):
+            now = "it does not exist" if revision is None else f'it has the ETag "{revision}"'
+            raise Refusal("revision_mismatch", f"If-Match does not hold: {now}")
+
+    @property
+    def traceparent(self) -> str | None:
+        """The trace that the request belongs to; a malformed one is ignored, as W3C Trace Context says."""
+        given = self.headers.get("traceparent")
+        return given if given is not None and _TRACEPARENT.fullmatch(given) else None
 
 
 class Reply(NamedTuple):

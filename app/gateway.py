@@ -1,4 +1,6 @@
-"""What every request passes before it reaches a route: who is asking, how much is sent, what it is called, how long it took."""
+"""What every request passes before it reaches a route, and what every refusal passes on its way out: who is asking, how much is
+sent, what it is called, how long it took, and the one place where a problem document is written.
+"""
 
 import hmac
 import re
@@ -9,17 +11,20 @@ from time import perf_counter
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import codec
 from app.observability import Metrics
-from app.problems import MEDIA_TYPE, Refusal, document
+from app.problems import MEDIA_TYPE, Refusal, as_refusal, document
+from storage.errors import MessagingError
 
 log = structlog.get_logger()
 
 REQUEST_ID = "request-id"
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _OPEN_PATHS = ("/livez", "/readyz", "/metrics", "/openapi.json", "/openapi-3.0.json", "/docs", "/problems")
+_CLIENT_LEFT = 499  # for the metrics alone: nobody is there to be answered
 
 
 class Gateway:
@@ -39,7 +44,9 @@ class Gateway:
         headers = Headers(scope=scope)
         given = headers.get(REQUEST_ID, "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
-        scope.setdefault("state", {})["request_id"] = request_id
+        is_head = scope["method"] == "HEAD"
+        # Whatever can be got can be asked for its head: the route answers as for GET, and the body is kept back.
+        inner = {**scope, "method": "GET"} if is_head else scope
         status = 500
         has_started = False
 
@@ -49,30 +56,43 @@ class Gateway:
                 has_started = True
                 status = message["status"]
                 MutableHeaders(scope=message)["Request-Id"] = request_id
+            elif is_head:
+                message = {**message, "body": b""}
             await send(message)
+
+        async def refuse(refusal: Refusal) -> None:
+            await _answer(refusal, sending, instance=_path(scope), request_id=request_id)
 
         try:
             self._check(scope["path"], headers)
-            await self._app(scope, self._counting(receive), sending)
+            await self._app(inner, self._counting(receive), sending)
         except Refusal as refusal:
-            await refuse(refusal, scope, sending)
+            await refuse(refusal)
+        except MessagingError as error:
+            await refuse(as_refusal(error))
+        except ClientDisconnect:
+            status = _CLIENT_LEFT
         except Exception:
-            log.exception("request_failed", request_id=request_id, path=scope["path"])
+            log.exception("request_failed", request_id=request_id, path=_path(scope))
             if has_started:
                 raise
-            await refuse(Refusal("internal_error"), scope, sending)
+            await refuse(Refusal("internal_error"))
         finally:
-            operation = getattr(scope.get("route"), "operation_id", None) or "other"
+            operation = getattr(inner.get("route"), "operation_id", None) or "other"
             self._metrics.requests.labels(operation, status).inc()
             self._metrics.latency.labels(operation).observe(perf_counter() - begun)
 
     def _check(self, path: str, headers: Headers) -> None:
         """Raises Refusal."""
-        if self._keys and not path.startswith(_OPEN_PATHS) and not self._is_known(headers.get("authorization", "")):
+        if self._keys and not _is_open(path) and not self._is_known(headers.get("authorization", "")):
             raise Refusal("unauthenticated", headers={"WWW-Authenticate": "Bearer"})
         encoding = headers.get("content-encoding", "identity")
-        if encoding != "identity":
-            raise Refusal("unsupported_media_type", f"content encoding {encoding[:100]} is not taken")
+        if encoding.lower() != "identity":
+            raise Refusal(
+                "unsupported_media_type",
+                f"content encoding {encoding[:100]} is not taken",
+                headers={"Accept-Encoding": "identity"},
+            )
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > self._max_body_bytes:
             raise self._too_large()
@@ -80,7 +100,7 @@ class Gateway:
     def _is_known(self, authorization: str) -> bool:
         """Every key is compared, and in constant time, so that the time taken tells nothing."""
         scheme, _, key = authorization.partition(" ")
-        digest = sha256(key.strip().encode()).digest()
+        digest = sha256(key.strip().encode("latin-1")).digest()  # the bytes as they were sent
         known = [hmac.compare_digest(digest, one) for one in self._keys]
         return scheme.lower() == "bearer" and any(known)
 
@@ -103,9 +123,19 @@ class Gateway:
         return Refusal("body_too_large", f"a body may have {self._max_body_bytes} bytes")
 
 
-async def refuse(refusal: Refusal, scope: Scope, send: Send) -> None:
-    """Answer with the problem document."""
-    problem = document(refusal, instance=scope["path"], request_id=scope["state"]["request_id"])
+def _is_open(path: str) -> bool:
+    """May it be seen without a key?"""
+    return any(path == open_path or path.startswith(f"{open_path}/") for open_path in _OPEN_PATHS)
+
+
+def _path(scope: Scope) -> str:
+    """As it was sent, percent-encoded: a problem's `instance` is a URI reference."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")
+    return raw.decode("latin-1")
+
+
+async def _answer(refusal: Refusal, send: Send, *, instance: str, request_id: str) -> None:
+    problem = document(refusal, instance=instance, request_id=request_id)
     body = codec.encode(problem)
     headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())]
     headers += [(name.lower().encode(), value.encode()) for name, value in refusal.headers.items()]

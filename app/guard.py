@@ -1,10 +1,17 @@
-"""uvicorn's HTTP protocol with the deadlines that it lacks: a silent or dribbling client must not hold a connection."""
+"""uvicorn's HTTP protocol with what it lacks: deadlines, a limit for the head, problem documents for what is no HTTP.
+
+A silent or dribbling client must not hold a connection, a head must not grow without end, and whoever speaks something else is
+told so in the same form as by any route.
+"""
 
 import asyncio
+import secrets
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from app import codec
+from app.problems import MEDIA_TYPE, Refusal, document
 from app.settings import HttpOptions
 
 
@@ -13,11 +20,14 @@ def guarded(options: HttpOptions) -> type[asyncio.Protocol]:
 
     class GuardedProtocol(HttpToolsProtocol):
         _deadline: asyncio.TimerHandle | None = None
+        _head_bytes = 0  # what the parser has reported of it
+        _received_bytes = 0  # since the head began
+        _is_in_head = False
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             if len(self.connections) > options.max_connections:
-                transport.close()
+                self._refuse(Refusal("overloaded", f"{options.max_connections} connections are open, more are not taken"))
                 return
             self._expect_within(options.head_timeout_ms)
 
@@ -25,11 +35,30 @@ def guarded(options: HttpOptions) -> type[asyncio.Protocol]:
             self._expect_nothing()
             super().connection_lost(exc)
 
+        def data_received(self, data: bytes) -> None:
+            was_in_head = self._is_in_head
+            super().data_received(data)
+            if was_in_head and self._is_in_head:  # a header that does not end is not reported either
+                self._received_bytes += len(data)
+                if self._received_bytes > options.max_head_bytes:
+                    self.send_400_response("")
+
         def on_message_begin(self) -> None:
             super().on_message_begin()
+            self._head_bytes = self._received_bytes = 0
+            self._is_in_head = True
             self._expect_within(options.head_timeout_ms)
 
+        def on_url(self, url: bytes) -> None:
+            self._count(len(url))
+            super().on_url(url)
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            self._count(len(name) + len(value))
+            super().on_header(name, value)
+
         def on_headers_complete(self) -> None:
+            self._is_in_head = False
             self._expect_within(options.body_timeout_ms)
             super().on_headers_complete()
 
@@ -37,17 +66,45 @@ def guarded(options: HttpOptions) -> type[asyncio.Protocol]:
             self._expect_nothing()
             super().on_message_complete()
 
+        def send_400_response(self, msg: str) -> None:
+            if self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body:
+                # What came before is answered first, and is the last on this connection.
+                self.cycle.keep_alive = False
+                self.flow.pause_reading()
+                return
+            too_large = max(self._head_bytes, self._received_bytes) > options.max_head_bytes
+            detail = f"the head has more than {options.max_head_bytes} bytes" if too_large else "the request is not HTTP/1.1"
+            self._refuse(Refusal("malformed_request", detail))
+
+        def _count(self, length: int) -> None:
+            self._head_bytes += length
+            if self._head_bytes > options.max_head_bytes:
+                raise ValueError("the head is too large")  # the parser makes a 400 of it
+
+        def _refuse(self, refusal: Refusal) -> None:
+            """Answer outside of any request, and close."""
+            self._expect_nothing()
+            if self.transport is None or self.transport.is_closing():
+                return
+            body = codec.encode(document(refusal, request_id=secrets.token_hex(8)))
+            headers = {"content-type": MEDIA_TYPE, "content-length": str(len(body)), "connection": "close", **refusal.headers}
+            lines = [f"{name.lower()}: {value}\r\n".encode() for name, value in headers.items()]
+            self.transport.write(b"".join([STATUS_LINE[refusal.kind.status], *lines, b"\r\n", body]))
+            self.transport.close()
+
         def _expect_within(self, timeout_ms: int) -> None:
             self._expect_nothing()
-            self._deadline = self.loop.call_later(timeout_ms / 1000, self._close_late)
+            self._deadline = self.loop.call_later(timeout_ms / 1000, self._close_late, timeout_ms)
 
         def _expect_nothing(self) -> None:
             if self._deadline is not None:
                 self._deadline.cancel()
                 self._deadline = None
 
-        def _close_late(self) -> None:
-            if self.transport is not None and not self.transport.is_closing():
+        def _close_late(self, timeout_ms: int) -> None:
+            if self.flow.read_paused:  # we are late, not the client: it waits behind a request that it sent before
+                self._expect_within(timeout_ms)
+            elif not self.transport.is_closing():
                 self.transport.close()
 
     return GuardedProtocol

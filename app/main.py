@@ -3,26 +3,28 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NoReturn
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
-from app import codec, openapi
+from app import openapi
 from app.gateway import Gateway
 from app.groups import endpoints as groups
 from app.health import endpoints as health
 from app.messages import endpoints as messages
 from app.observability import Metrics
-from app.problems import MEDIA_TYPE, FieldError, Refusal, as_refusal, document
+from app.problems import FieldError, Refusal
 from app.producer_groups import endpoints as producer_groups
 from app.settings import Settings
 from app.topics import endpoints as topics
 from app.transactions import endpoints as transactions
 from app.wiring import Wiring
 from storage.clock import Clock
-from storage.errors import MessagingError
+
+RESOURCES = (topics, messages, transactions, producer_groups, groups, health)
 
 DESCRIPTION = """
 Transactional messaging over plain HTTP. A message sent inside a transaction is held in escrow until the producer's own database
@@ -70,15 +72,15 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
+        # One flat table: a router that is included is asked twice for every request.
+        routes=[route for resource in RESOURCES for route in resource.router.routes],
     )
     app.state.wiring = wiring
     app.state.metrics = metrics
     app.state.get_services = wiring.get_services
-    for resource in (topics, messages, transactions, producer_groups, groups, health):
-        app.include_router(resource.router)
+    app.state.get_readiness = wiring.get_readiness
     app.mount("/docs/assets", health.ASSETS)
-    app.add_exception_handler(Refusal, _refused)
-    app.add_exception_handler(MessagingError, _failed)
+    # What the routes raise passes through to the gateway, which answers; the framework's own errors become refusals here.
     app.add_exception_handler(RequestValidationError, _invalid_path)
     app.add_exception_handler(HTTPException, _not_routed)
     keys = [key.get_secret_value() for key in settings.api_keys]
@@ -86,29 +88,24 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     return app
 
 
-async def _refused(request: Request, refusal: Exception) -> Response:
-    assert isinstance(refusal, Refusal)
-    return _problem(request, refusal)
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    assert isinstance(error, MessagingError)
-    return _problem(request, as_refusal(error))
-
-
-async def _invalid_path(request: Request, error: Exception) -> Response:
+async def _invalid_path(_: Request, error: Exception) -> NoReturn:
     """A part of the path is not what it should be; nothing of the input is echoed."""
     assert isinstance(error, RequestValidationError)
     fields = [FieldError("/" + "/".join(map(str, one["loc"])), "wrong_type", str(one["msg"])) for one in error.errors()]
-    return _problem(request, Refusal("validation_failed", fields[0].detail, errors=fields))
+    raise Refusal("validation_failed", fields[0].detail, errors=fields)
 
 
-async def _not_routed(request: Request, error: Exception) -> Response:
+async def _not_routed(request: Request, error: Exception) -> NoReturn:
     assert isinstance(error, HTTPException)
-    code = {404: "route_not_found", 405: "method_not_allowed"}.get(error.status_code, "internal_error")
-    return _problem(request, Refusal(code, headers=dict(error.headers or {})))
+    if error.status_code == 405:
+        raise Refusal("method_not_allowed", headers={"Allow": ", ".join(_methods(request))})
+    raise Refusal("route_not_found" if error.status_code == 404 else "internal_error")
 
 
-def _problem(request: Request, refusal: Refusal) -> Response:
-    problem = document(refusal, instance=request.url.path, request_id=request.state.request_id)
-    return Response(codec.encode(problem), problem.status, refusal.headers, MEDIA_TYPE)
+def _methods(request: Request) -> list[str]:
+    """Of all routes with this path: the framework names those of the first one only."""
+    found: set[str] = set()
+    for route in request.app.routes:
+        if route.matches(request.scope)[0] is not Match.NONE:
+            found |= getattr(route, "methods", None) or {"GET"}
+    return sorted(found | ({"HEAD"} if "GET" in found else set()))

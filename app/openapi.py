@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from fastapi.routing import APIRoute
 
-from app.operations import SCHEMAS
+from app.operations import SCHEMAS, Schemas
 from app.problems import Problem
 
 _REFERENCE = "#/components/schemas/{name}"
@@ -29,9 +28,9 @@ def document(app: FastAPI) -> dict[str, Any]:
         openapi_version="3.1.0",
     )
     kinds: set[type] = {Problem}
-    for route in app.routes:
-        if isinstance(route, APIRoute) and route.include_in_schema:
-            kinds |= _complete(found, route)
+    for path in found["paths"].values():
+        for operation in path.values():
+            kinds |= _complete(operation, SCHEMAS[operation["operationId"]])
     _, components = msgspec.json.schema_components(sorted(kinds, key=lambda kind: kind.__name__), ref_template=_REFERENCE)
     schemas = {name: _tidy(schema) for name, schema in sorted(components.items())}
     found["components"] = {
@@ -50,20 +49,13 @@ def document_3_0(document_3_1: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _complete(found: dict[str, Any], route: APIRoute) -> set[type]:
-    """Put the query parameters of the route's operations into the document; the classes whose schemas they need."""
-    kinds: set[type] = set()
-    for method in route.methods or ():
-        operation = found["paths"][route.path_format][method.lower()]
-        schemas = operation.pop(SCHEMAS, None)
-        if schemas is None:
-            continue
-        kinds |= {kind for kind in (schemas["body"], *schemas["answers"].values()) if kind is not None}
-        if schemas["query"] is not None:
-            operation["parameters"] = operation.get("parameters", []) + _query_parameters(schemas["query"])
-        if not operation.get("parameters"):
-            operation.pop("parameters", None)
-    return kinds
+def _complete(operation: dict[str, Any], schemas: Schemas) -> set[type]:
+    """Give the operation its query parameters; the classes that it refers to."""
+    if schemas.query is not None:
+        operation["parameters"] = operation.get("parameters", []) + _query_parameters(schemas.query)
+    if not operation.get("parameters"):
+        operation.pop("parameters", None)
+    return {kind for kind in (schemas.body, *schemas.answers.values()) if kind is not None}
 
 
 def _query_parameters(kind: type) -> list[dict[str, Any]]:

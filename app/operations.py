@@ -3,23 +3,33 @@
 FastAPI routes and documents; the handler gets plain values (`app/exchange.py`), so the same one can serve another lane.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from fastapi import Request, Response
+from starlette.types import Scope
 
 from app.exchange import Call, Reply
 from app.problems import MEDIA_TYPE, PROBLEMS, invalid_field
 from app.services import Services
-
-# Where an operation's routes keep the schema classes for `app/openapi.py`, which turns them into components.
-SCHEMAS = "x-schemas"
 
 ALWAYS = ("unauthenticated", "validation_failed", "internal_error", "recovering", "shutting_down")
 READING = ("malformed_request", "unsupported_media_type", "body_too_large")
 WRITING = ("overloaded", "storage_failed", "storage_full")
 
 Handler = Callable[..., Awaitable[Reply]]
+
+
+class Schemas(NamedTuple):
+    """The classes of an operation's query, body and answers (by status)."""
+
+    query: type | None
+    body: type | None
+    answers: Mapping[int, type]
+
+
+# By operation id. `app/openapi.py` turns the classes into components of the document.
+SCHEMAS: dict[str, Schemas] = {}
 
 
 class HeaderParameter(NamedTuple):
@@ -31,6 +41,7 @@ class HeaderParameter(NamedTuple):
 IDEMPOTENCY_KEY = HeaderParameter(
     "Idempotency-Key", "Makes the request repeatable: the same key and body again change nothing and get the same answer."
 )
+IF_MATCH = HeaderParameter("If-Match", "Change it only if it still has this ETag.")
 
 
 def operation(
@@ -47,10 +58,9 @@ def operation(
 ) -> dict[str, Any]:
     """The keyword arguments of a FastAPI route. `problems`: the codes it may answer with, beside those that all have."""
     codes = [*ALWAYS, *problems, *(READING if body is not None or takes_bytes else ())]
-    extra: dict[str, Any] = {
-        "parameters": [_header(header) for header in headers],
-        SCHEMAS: {"query": query, "body": body, "answers": answers},
-    }
+    assert operation_id not in SCHEMAS, f"two operations are called {operation_id}"
+    SCHEMAS[operation_id] = Schemas(query, body, answers)
+    extra: dict[str, Any] = {"parameters": [_header(header) for header in headers]}
     if body is not None:
         schema = {"$ref": _reference(body)}
         extra["requestBody"] = {"required": not body_is_optional, "content": {"application/json": {"schema": schema}}}
@@ -71,16 +81,43 @@ def operation(
     }
 
 
+def digits(text: str) -> str:
+    """Before a number in a path is read: the framework would take 1.0, +1 and 1_0 as well."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 19):
+        raise ValueError("must be a number from 0")
+    return text
+
+
 async def answer(request: Request, handler: Handler, *parameters: Any) -> Response:
     """Let the handler answer this request."""
     services: Services = request.app.state.get_services()
-    schemas = request.scope["route"].openapi_extra[SCHEMAS]
-    if schemas["query"] is None and request.query_params:
-        name = next(iter(request.query_params))
+    query = _query(request)
+    if query and SCHEMAS[request.scope["route"].operation_id].query is None:
+        name = next(iter(query))[:100]
         raise invalid_field(f"/query/{name}", "unknown_field", f"the operation takes no query parameter {name}")
-    call = Call(await request.body(), request.headers, request.query_params, request.url.path)
+    call = Call(await request.body(), _headers(request.scope), query)
     reply = await handler(services, call, *parameters)
     return Response(reply.body, reply.status, reply.headers, reply.media_type)
+
+
+def _query(request: Request) -> dict[str, str]:
+    if not request.scope["query_string"]:
+        return {}
+    query: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name in query:
+            raise invalid_field(f"/query/{name[:100]}", "not_allowed", f"the query parameter {name[:100]} stands twice")
+        query[name] = value
+    return query
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    """By name in lower case; the values of a name that stands twice are joined, as RFC 9110 says (5.2)."""
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in scope["headers"]:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers
 
 
 def _reference(kind: type) -> str:

@@ -29,5 +29,13 @@ def decode_token(kind: str, token: str) -> str:
     return position
 
 
+def decode_number_token(kind: str, token: str) -> int:
+    """The position, where it is a number. Raises Refusal invalid_page_token."""
+    position = decode_token(kind, token)
+    if not (position.isascii() and position.isdigit() and len(position) < 20):
+        raise Refusal("invalid_page_token")
+    return int(position)
+
+
 _TO_URL = str.maketrans("+/", "-_")
 _FROM_URL = str.maketrans("-_", "+/")

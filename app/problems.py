@@ -10,6 +10,7 @@ from importlib.resources import files
 from typing import NamedTuple
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from storage import errors
 from storage.errors import MessagingError
@@ -26,7 +27,7 @@ class FieldError(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a request was refused (RFC 9457)."""
+    """Why a request was refused (RFC 9457). One about an entry of a request has no `instance` and no `request_id`."""
 
     type: str
     title: str
@@ -34,8 +35,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     detail: str
     retryable: bool
-    instance: str = ""
-    request_id: str = ""
+    instance: str | UnsetType = UNSET
+    request_id: str | UnsetType = UNSET
     errors: list[FieldError] = []
     context: dict[str, str] = {}
 
@@ -111,7 +112,13 @@ class Refusal(Exception):
         self.errors = list(errors)
         self.context = dict(context or {})
         self.headers = dict(headers or {})
+        if self.kind.retryable or self.kind.status == 503:
+            self.headers.setdefault("Retry-After", str(RETRY_AFTER_SECONDS))
         super().__init__(self.detail)
+
+    @property
+    def kind(self) -> Kind:
+        return PROBLEMS[self.code]
 
 
 def invalid_field(pointer: str, code: str, detail: str) -> Refusal:
@@ -138,19 +145,17 @@ def as_refusal(error: MessagingError) -> Refusal:
         context = {"offset": str(error.physical_offset)}
     elif kind.status == 500:
         detail = kind.cause
-    headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if kind.retryable else {}
-    return Refusal(code, detail, errors=fields, context=context, headers=headers)
+    return Refusal(code, detail, errors=fields, context=context)
 
 
-def document(refusal: Refusal, *, instance: str = "", request_id: str = "") -> Problem:
-    kind = PROBLEMS[refusal.code]
+def document(refusal: Refusal, *, instance: str | UnsetType = UNSET, request_id: str | UnsetType = UNSET) -> Problem:
     return Problem(
         type=f"/problems/{refusal.code}",
-        title=kind.title,
-        status=kind.status,
+        title=refusal.kind.title,
+        status=refusal.kind.status,
         code=refusal.code,
         detail=refusal.detail,
-        retryable=kind.retryable,
+        retryable=refusal.kind.retryable,
         instance=instance,
         request_id=request_id,
         errors=refusal.errors,

@@ -1,16 +1,18 @@
-"""Idempotent sends: which key stands for which stored messages. Derived from a topic of ours in the log.
+"""Repeatable requests: which Idempotency-Key stands for which stored messages. Derived from a topic of ours in the log.
 
-A keyed send appends one small message more, in the same unit as its own: the key, the print of the request, and for each
-message where to begin to look for it. So a start replays only the keyed sends since the last snapshot, and a receipt is looked
-up when its request is really repeated.
+A keyed request appends one small message more, in the same unit as its own: the key, the print of the request, its status, and
+for each message where to begin to look for it. So a start replays only the keyed requests since the last snapshot, and a
+receipt is looked up when its request is really repeated. (A begin needs none of this: its half message carries the key.)
 """
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
+from app.problems import Problem
 from storage.clock import Clock
 from storage.errors import IdempotencyInProgress, IdempotencyKeyReused
 from storage.formats.names import SENT_KEY_TOPIC
@@ -23,23 +25,34 @@ _SNAPSHOT_SLICE = 5_000
 _QUEUE = QueueId(SENT_KEY_TOPIC, 0)
 
 
+class KeyedRequest(NamedTuple):
+    """`scope`: the operation and topic that the key belongs to; `fingerprint`: of what was sent."""
+
+    scope: str
+    key: str
+    fingerprint: str
+
+
 class SentMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A message of a keyed send, and a queue offset at or behind which it lies."""
+    """A message of a keyed request: which entry of it, and a queue offset at or behind which it lies."""
 
     message_id: str
     queue_number: int
     from_offset: int
+    entry: int
 
 
 class Sent(msgspec.Struct, frozen=True, array_like=True):
-    """A keyed send. `scope`: the operation and topic that the key belongs to."""
+    """A keyed request that was answered with a 2xx; `refused`: the entries that were not stored, and why."""
 
     scope: str
     key: str
     fingerprint: str
     topic: str
     stored_at_ms: int
+    status: int
     messages: list[SentMessage]
+    refused: dict[int, Problem] = {}
 
 
 Append = Callable[[Sequence[Message]], Awaitable[list[Appended]]]
@@ -56,6 +69,7 @@ class SentKeys:
         self._clock = clock
         self._sent: OrderedDict[tuple[str, str], Sent] = OrderedDict()
         self._running: set[tuple[str, str]] = set()
+        self._tasks: set[asyncio.Task[list[Appended]]] = set()
         self._applied = AppliedPrefix()
         self._kept_end = 0
 
@@ -76,25 +90,40 @@ class SentKeys:
             at += len(messages)
         self._applied.restart(at)
 
-    def sent_before(self, scope: str, key: str, fingerprint: str, *, window_ms: int) -> Sent | None:
-        """The send that this one repeats. Raises IdempotencyKeyReused, IdempotencyInProgress."""
-        if (scope, key) in self._running:
+    def sent_before(self, request: KeyedRequest, *, window_ms: int) -> Sent | None:
+        """The request that this one repeats. Raises IdempotencyKeyReused, IdempotencyInProgress."""
+        identity = (request.scope, request.key)
+        if identity in self._running:
             raise IdempotencyInProgress
-        sent = self._sent.get((scope, key))
+        sent = self._sent.get(identity)
         if sent is None or self._clock.wall_ms() - sent.stored_at_ms > window_ms:
             return None
-        if sent.fingerprint != fingerprint:
+        if sent.fingerprint != request.fingerprint:
             raise IdempotencyKeyReused
         return sent
 
     async def append(
-        self, scope: str, key: str, fingerprint: str, messages: Sequence[Message], append: Append
+        self,
+        request: KeyedRequest,
+        topic: str,
+        messages: Mapping[int, Message],
+        append: Append,
+        *,
+        status: int = 201,
+        refused: Mapping[int, Problem] | None = None,
     ) -> list[Appended]:
-        """Append the messages and, in the same unit, the key that stands for them."""
-        self._running.add((scope, key))
-        task = asyncio.ensure_future(self._append(scope, key, fingerprint, messages, append))
+        """Append the messages (by entry of the request) and, in the same unit, the key that stands for them."""
+        self._running.add((request.scope, request.key))
+        task = asyncio.ensure_future(self._append(request, topic, messages, append, status, dict(refused or {})))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         # The append goes on when the sender has gone, and its key must be known then.
         return await asyncio.shield(task)
+
+    async def drain(self) -> None:
+        """Return once every request that was begun has ended."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def find(self, sent: Sent) -> list[Appended]:
         """Where the messages of an earlier send are, and how sure that is by now.
@@ -124,22 +153,28 @@ class SentKeys:
         return True
 
     async def _append(
-        self, scope: str, key: str, fingerprint: str, messages: Sequence[Message], append: Append
+        self,
+        request: KeyedRequest,
+        topic: str,
+        messages: Mapping[int, Message],
+        append: Append,
+        status: int,
+        refused: dict[int, Problem],
     ) -> list[Appended]:
         try:
             now_ms = self._clock.wall_ms()
             places = [
-                SentMessage(message.message_id, message.queue.number, (await self._store.offsets(message.queue)).end)
-                for message in messages
+                SentMessage(one.message_id, one.queue.number, (await self._store.offsets(one.queue)).end, entry)
+                for entry, one in messages.items()
             ]
-            sent = Sent(scope, key, fingerprint, messages[0].queue.topic, now_ms, places)
+            sent = Sent(*request, topic, now_ms, status, places, refused)
             mark = Message(queue=_QUEUE, message_id="", body=msgspec.json.encode(sent), born_at_ms=now_ms, tag="sent")
-            *appended, marked = await append([*messages, mark])
+            *appended, marked = await append([*messages.values(), mark])
             self._keep(sent)
             self._applied.add(marked.queue_offset)
             return appended
         finally:
-            self._running.discard((scope, key))
+            self._running.discard((request.scope, request.key))
 
     def _keep(self, sent: Sent) -> None:
         self._sent[sent.scope, sent.key] = sent

@@ -33,6 +33,10 @@ class Services:
     waiting: int = 0
     is_stopping: bool = False
 
+    def pressure_header(self) -> dict[str, str]:
+        """On every answer to something that was stored, so that senders slow down before they are refused."""
+        return {"Store-Pressure": f"{self.pressure():.2f}"}
+
     @asynccontextmanager
     async def parked(self) -> AsyncIterator[None]:
         """Around a long poll. Raises TooManyWaiting."""

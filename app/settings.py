@@ -7,14 +7,22 @@ environment over the file.
 
 import difflib
 import ipaddress
+import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import SecretStr
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
 
 from storage.local.options import LocalStoreOptions
 from txn.options import TransactionOptions
@@ -28,6 +36,7 @@ class HttpOptions:
     """The door."""
 
     max_body_bytes: int = 16 << 20
+    max_head_bytes: int = 128 << 10  # request line and headers; 16 KiB of properties take 48 KiB where each byte is escaped
     max_connections: int = 4_096
     head_timeout_ms: int = 5_000  # from the first byte of a request to the end of its headers
     body_timeout_ms: int = 30_000  # from there to the end of its body
@@ -35,16 +44,20 @@ class HttpOptions:
     stop_timeout_ms: int = 8_000  # for requests in progress, once the service is told to stop
 
     def __post_init__(self) -> None:
-        for name in (
-            "max_body_bytes",
-            "max_connections",
-            "head_timeout_ms",
-            "body_timeout_ms",
-            "max_waiting",
-            "stop_timeout_ms",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for field in fields(self):
+            if getattr(self, field.name) < 1:
+                raise ValueError(f"{field.name} must be at least 1, got {getattr(self, field.name)}")
+
+
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebhookOptions:
+    """Where a check may go that is sent to the producer. Read by the releases that offer check_mode webhook."""
+
+    allowed_hosts: tuple[str, ...] = ()  # that may be loopback, private, plain http or on any port
 
 
 class ConfigurationError(Exception):
@@ -57,16 +70,17 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True)
 
     host: str = "127.0.0.1"
-    port: int = 8080
+    port: Annotated[int, Field(ge=0, le=65_535)] = 8080
     data_dir: Path = Path("data")
     dev: bool = False
     api_keys: tuple[SecretStr, ...] = ()
     database_url: str = ""  # empty: SQLite in the data directory
-    log_level: str = "info"
-    log_format: str = ""  # "json" or "console"; empty: console with dev, else json
+    log_level: Annotated[Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(_lower)] = "info"
+    log_format: Literal["", "json", "console"] = ""  # empty: console with dev, else json
     http: HttpOptions = HttpOptions()
     local: LocalStoreOptions = LocalStoreOptions()
     txn: TransactionOptions = TransactionOptions()
+    webhook: WebhookOptions = WebhookOptions()
 
     @classmethod
     def settings_customise_sources(
@@ -115,8 +129,13 @@ def load(config_file: Path | None = None, **given: Any) -> Settings:
         raise ConfigurationError(f"the settings file {config} does not exist")
     try:
         settings = Settings(**{name: value for name, value in given.items() if value is not None})
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from None
+    except ValidationError as error:
+        raise ConfigurationError("; ".join(map(_sentence, error.errors(include_url=False, include_input=False)))) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"the settings file {config} is not TOML: {error}") from None
+    except SettingsError:
+        name = next((name for name in _json_variables() if not _is_json(os.environ.get(name, "null"))), PREFIX)
+        raise ConfigurationError(f"{name} is not JSON") from None
     if not settings.is_loopback and not settings.api_keys:
         raise ConfigurationError(
             f"host {settings.host} can be reached from outside, so {PREFIX}API_KEYS must hold at least one key"
@@ -126,11 +145,50 @@ def load(config_file: Path | None = None, **given: Any) -> Settings:
     return settings
 
 
+def variable_names(kind: Any = Settings, prefix: str = PREFIX) -> Iterator[str]:
+    """Every environment variable that sets one value."""
+    named = kind.model_fields if kind is Settings else {field.name: field for field in fields(kind)}
+    for name, field in named.items():
+        value = field.default
+        if is_dataclass(value):
+            yield from variable_names(type(value), f"{prefix}{name}__".upper())
+        else:
+            yield f"{prefix}{name}".upper()
+
+
 def _refuse_unknown(environment: Mapping[str, str]) -> None:
     """A misspelt name at the top level would be ignored, and its default would hold unnoticed."""
-    known = {f"{PREFIX}{name}".upper() for name in Settings.model_fields} | {CONFIG_FILE}
-    for name in environment:
-        top = name.upper().partition("__")[0]
-        if top.startswith(PREFIX) and top not in known:
-            near = difflib.get_close_matches(top, known, n=1)
+    known = {*variable_names(), CONFIG_FILE, *(f"{PREFIX}{name}".upper() for name in Settings.model_fields)}
+    for name in sorted(environment):
+        if name.upper().startswith(PREFIX) and name.upper() not in known:
+            near = difflib.get_close_matches(name.upper(), known, n=1)
             raise ConfigurationError(f"unknown setting {name}" + (f"; did you mean {near[0]}?" if near else ""))
+
+
+def _sentence(error: Any) -> str:
+    """One line for one wrong setting, by the name that the environment has for it. Its value may be a secret."""
+    place = [str(step) for step in error["loc"]]
+    reason = str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        known = list(variable_names())
+        near = difflib.get_close_matches(_variable(place), known, n=1)
+        return f"unknown setting {'.'.join(place)}" + (f"; did you mean {near[0]}?" if near else "")
+    return f"{_variable(place)}: {reason}"
+
+
+def _variable(place: Sequence[str]) -> str:
+    return PREFIX + "__".join(place).upper()
+
+
+def _json_variables() -> list[str]:
+    """Variables whose text must be JSON: lists, and whole sections."""
+    sections = [f"{PREFIX}{name}".upper() for name, field in Settings.model_fields.items() if is_dataclass(field.default)]
+    return [f"{PREFIX}API_KEYS", f"{PREFIX}WEBHOOK__ALLOWED_HOSTS", *sections]
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

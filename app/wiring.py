@@ -6,8 +6,10 @@ from contextlib import AsyncExitStack
 from enum import Enum
 
 import structlog
+from sqlalchemy.exc import DatabaseError
 
 from app.observability import Metrics
+from app.problems import Refusal
 from app.registry.database import Database
 from app.registry.groups import ConsumerGroups, ProducerGroups
 from app.registry.topics import Topics
@@ -39,6 +41,9 @@ class Phase(Enum):
     READY = "ready"
     STOPPING = "stopping"
     FAILED = "failed"
+
+
+_NOT_READY = {Phase.STARTING: "recovering", Phase.STOPPING: "shutting_down", Phase.FAILED: "storage_failed"}
 
 
 class Wiring:
@@ -73,7 +78,7 @@ class Wiring:
 
     def begin_stop(self) -> None:
         """Take nothing new, and answer every long poll now."""
-        if self.phase is Phase.READY:
+        if self.phase in (Phase.STARTING, Phase.READY):
             self.phase = Phase.STOPPING
             log.info("stopping")
         if self._services is not None:
@@ -91,16 +96,37 @@ class Wiring:
         await self._stack.aclose()
         log.info("stopped", exit_code=self.exit_code)
 
-    def ticker_errors(self) -> dict[str, str]:
-        return {ticker.name: ticker.last_error for ticker in self._tickers if ticker.last_error is not None}
+    def get_readiness(self) -> dict[str, str]:
+        """What readiness is made of, all of it "ok". Raises Refusal: what is not, and how far a start has come."""
+        context = {"phase": self.phase.value}
+        if self.phase is Phase.STARTING:
+            walked, to_walk = self.progress
+            context |= {"walked_bytes": str(walked), "bytes_to_walk": str(to_walk)}
+        if self.phase is not Phase.READY:
+            raise Refusal(_NOT_READY[self.phase], context=context)
+        failed = {ticker.name: "its last run failed, the log says why" for ticker in self._tickers if ticker.last_error}
+        checks = {
+            "store_writable": "ok",  # else the process ends
+            "dispatch_lag": "ok",  # the queues are derived in the turn in which a message becomes visible
+            "scheduler": failed.get("snapshots", "ok"),
+            "checker": failed.get("checkback", "ok"),
+        }
+        failing = {name: what for name, what in checks.items() if what != "ok"}
+        if failing:
+            raise Refusal("recovering", f"not ready: {', '.join(failing)}", context=context | failing)
+        return checks
 
     async def _open_or_fail(self) -> None:
         try:
             await self._open()
         except DirectoryInUse as error:
             self._fail(EXIT_DIRECTORY_IN_USE, error)
-        except StorageError as error:
+        except (StorageError, DatabaseError) as error:
             self._fail(EXIT_DATA_DAMAGED, error)
+        except (PermissionError, NotADirectoryError, FileExistsError) as error:
+            self._fail(EXIT_CONFIGURATION, error)
+        except OSError as error:
+            self._fail(EXIT_STORAGE_FAILED, error)
         except Exception as error:
             log.exception("start_failed")
             self._fail(EXIT_BUG, error)
@@ -136,6 +162,7 @@ class Wiring:
         log.info("transactions_open", undecided=transactions.table.open_count, replayed=replayed)
         stack.push_async_callback(self._keep_tables, transactions, sent_keys)
         stack.push_async_callback(transactions.drain)
+        stack.push_async_callback(sent_keys.drain)
         self._services = Services(
             store=store,
             pressure=lambda: store.status().pressure,

@@ -29,9 +29,12 @@ class _Server(uvicorn.Server):
         self._wiring = wiring
         wiring.on_fatal = self._end
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._wiring.begin_stop()
-        # A second signal does not wait for anybody.
+        await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # Nothing else here: a signal comes in the middle of anything. A second one does not wait for anybody.
         self.force_exit = self.should_exit
         self.should_exit = True
 
@@ -55,6 +58,7 @@ def run(settings: Settings) -> int:
     config = uvicorn.Config(
         app,
         http=guarded(settings.http),
+        ws="none",
         loop="uvloop",
         access_log=False,
         log_config=None,

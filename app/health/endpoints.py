@@ -32,22 +32,8 @@ async def livez() -> Response:
 @router.get("/readyz")
 async def readyz(request: Request) -> Response:
     """Can it serve? If not, why, and how far it has come."""
-    wiring = request.app.state.wiring
-    phase = wiring.phase.value
-    if phase == "ready":
-        errors = wiring.ticker_errors()
-        checks = {
-            "store_writable": "ok",
-            "checkback": errors.get("checkback", "ok"),
-            "snapshots": errors.get("snapshots", "ok"),
-        }
-        return _json(200, {"ready": True, "checks": checks})
-    walked, to_walk = wiring.progress
-    code = "recovering" if phase == "starting" else "shutting_down" if phase == "stopping" else "storage_failed"
-    context = {"phase": phase}
-    if phase == "starting":
-        context |= {"walked_bytes": str(walked), "bytes_to_walk": str(to_walk)}
-    raise Refusal(code, context=context, headers={"Retry-After": "1"})
+    checks = request.app.state.get_readiness()
+    return _json(200, {"ready": True, "checks": checks})
 
 
 @router.get("/metrics")

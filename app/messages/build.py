@@ -10,13 +10,14 @@ from app import codec
 from app.messages.schemas import MessageInput
 from app.problems import FieldError, Refusal, invalid_field
 from app.registry.topics import MessageType, Topic
-from storage.errors import MessageTooLarge, NotSupportedByEngine, UnknownQueue, UnsupportedCombination
+from storage.errors import MessageTooLarge, NotSupportedByEngine, UnsupportedCombination
 from storage.formats import properties
 from storage.message import ORDERING_KEY, Message, QueueId, queue_for
 
 MAX_FIELD_BYTES = 255
 MAX_PROPERTIES_BYTES = 16 << 10
 JSON = "application/json"
+TRACEPARENT = "traceparent"
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _CONTROL_OR_SPACE = re.compile(r"[\x00-\x20\x7f-\x9f]")
@@ -33,9 +34,10 @@ def build(
     pointer: str = "",
     depth: int = 1,
     transactional: bool = False,
+    traceparent: str | None = None,
 ) -> Message:
     """`raw_body`: the body, where it does not stand in a field. `pointer` and `depth`: where in the request the message stands,
-    and how deep.
+    and how deep. `traceparent`: of the request; it goes with the message as a property, unless the sender set that himself.
 
     Raises Refusal, MessageTooLarge, UnsupportedCombination, UnknownQueue, NotSupportedByEngine.
     """
@@ -57,10 +59,12 @@ def build(
     own = {} if given.properties is UNSET else _properties(given.properties, f"{pointer}/properties")
     if own:
         _check_total(key, tag, given.ordering_key or None, own, f"{pointer}/properties")
+    if traceparent is not None:
+        own = {TRACEPARENT: traceparent, **own}
     _check_delay(given, now_ms, pointer)
     _check_type(topic, "transactional" if transactional else "fifo" if ORDERING_KEY in system else "normal")
     return Message(
-        queue=_queue(given, topic, pointer),
+        queue=_queue(given, topic),
         message_id=message_id,
         body=body,
         born_at_ms=now_ms,
@@ -152,16 +156,10 @@ def _check_type(topic: Topic, kind: MessageType) -> None:
         raise UnsupportedCombination(f"topic {topic.name} takes {', '.join(allowed)} messages, not {kind}")
 
 
-def _queue(given: MessageInput, topic: Topic, pointer: str) -> QueueId:
-    count = topic.settings.queues
+def _queue(given: MessageInput, topic: Topic) -> QueueId:
+    """A named queue wins, as where RocketMQ's sender selects one; then it is the sender who keeps a key to its queue."""
     if given.queue_id is not UNSET:
-        if given.queue_id >= count:
-            raise UnknownQueue(f"topic {topic.name} has queues 0 to {count - 1}, there is no queue {given.queue_id}")
-        number = given.queue_id
-        if given.ordering_key is not UNSET and number != queue_for(given.ordering_key, count):
-            detail = f"ordering key {given.ordering_key} belongs to queue {queue_for(given.ordering_key, count)}"
-            raise invalid_field(f"{pointer}/queue_id", "not_allowed", detail)
-        return QueueId(topic.name, number)
+        return topic.queue(given.queue_id)
     if given.ordering_key is not UNSET:
-        return QueueId(topic.name, queue_for(given.ordering_key, count))
+        return topic.queue(queue_for(given.ordering_key, topic.settings.queues))
     return topic.next_queue()

@@ -3,10 +3,11 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
+from pydantic import BeforeValidator
 
 from app.messages import pull, send
 from app.messages.schemas import BatchInput, BatchSendResult, MessageInput, MessagePage, PullQuery, Receipt
-from app.operations import IDEMPOTENCY_KEY, WRITING, HeaderParameter, answer, operation
+from app.operations import IDEMPOTENCY_KEY, WRITING, HeaderParameter, answer, digits, operation
 
 router = APIRouter()
 
@@ -30,7 +31,7 @@ _RAW_HEADERS = (
 )
 
 Topic = Annotated[str, Path(description="The topic's name.")]
-QueueNumber = Annotated[int, Path(ge=0, description="The number of the queue, from 0.")]
+QueueNumber = Annotated[int, BeforeValidator(digits), Path(ge=0, description="The number of the queue, from 0.")]
 
 
 @router.post(

@@ -9,7 +9,7 @@ from app.exchange import Call, Reply, reply
 from app.messages.schemas import Message, MessagePage, PayloadForm, PullQuery
 from app.problems import FieldError, Refusal
 from app.services import Services
-from storage.errors import CorruptRecord, OffsetBeyondEnd, OffsetExpired, UnknownQueue
+from storage.errors import CorruptRecord, OffsetBeyondEnd, OffsetExpired
 from storage.formats import properties
 from storage.message import OffsetRange, QueueId, StoredMessage
 from storage.store import MessageStore
@@ -20,9 +20,7 @@ _SCAN_MESSAGES = 800  # that a filter may look at in one read, as RocketMQ's max
 async def pull(services: Services, call: Call, topic_name: str, queue_id: int) -> Reply:
     topic = services.topics.get(topic_name)
     query = call.parameters(PullQuery)
-    if queue_id >= topic.settings.queues:
-        raise UnknownQueue(f"topic {topic.name} has queues 0 to {topic.settings.queues - 1}, there is no queue {queue_id}")
-    queue = QueueId(topic.name, queue_id)
+    queue = topic.queue(queue_id)
     bounds = await services.store.offsets(queue)
     offset = await _first_offset(services.store, queue, query, bounds)
     wanted = _tags(query.tag)

@@ -12,8 +12,9 @@ from app import codec
 from app.exchange import Call, Reply, reply
 from app.messages.build import build
 from app.messages.schemas import BatchInput, BatchResult, BatchSendResult, LooseBatch, MessageInput, Receipt
-from app.problems import FieldError, Refusal, as_refusal, document, invalid_field
+from app.problems import FieldError, Problem, Refusal, as_refusal, document, invalid_field
 from app.registry.topics import Topic
+from app.sent_keys import KeyedRequest, Sent
 from app.services import Services
 from storage.errors import MessagingError
 from storage.message import Appended, Durability, Message
@@ -48,54 +49,41 @@ async def send_batch(services: Services, call: Call, topic_name: str) -> Reply:
     topic = await services.topics.get_or_create(topic_name)
     is_atomic, entries = _decode_batch(call)
     _refuse_twin_ids(entries)
+    request = _keyed(call, "sendMessageBatch", topic)
+    before = _sent_before(services, request, topic)
+    if before is not None:
+        return await _batch_again(services, entries, before)
     message_ids = services.identifiers.many("msg", len(entries))
     now_ms = services.clock.wall_ms()
-    outcomes = [
-        _build_entry(entry.given, topic, message_id=message_id, now_ms=now_ms, pointer=f"/entries/{index}/message")
-        for index, (entry, message_id) in enumerate(zip(entries, message_ids, strict=True))
-    ]
-    messages = [outcome for outcome in outcomes if isinstance(outcome, Message)]
-    if is_atomic and len(messages) < len(outcomes):
-        raise _one_refusal(outcomes)
+    messages: dict[int, Message] = {}
+    refusals: dict[int, Refusal] = {}
+    for index, (entry, message_id) in enumerate(zip(entries, message_ids, strict=True)):
+        outcome = _build_entry(entry.given, topic, call, message_id=message_id, now_ms=now_ms, index=index)
+        if isinstance(outcome, Refusal):
+            refusals[index] = outcome
+        else:
+            messages[index] = outcome
+    if is_atomic and refusals:
+        raise _one_refusal(refusals.values())
+    refused = {index: document(refusal) for index, refusal in refusals.items()}
     durability = _strongest([entry.given for entry in entries if isinstance(entry.given, MessageInput)])
-    sent = await _append(services, call, topic, messages, durability, raw_body=None) if messages else _Sent([], [], False)
-    return _batch_reply(services, entries, outcomes, sent, durability)
+    places = await _append(
+        services, request, topic, messages, durability, status=207 if refused else 201, refused=refused
+    )  # fmt: skip
+    receipts = {
+        index: _receipt(message.message_id, place) for (index, message), place in zip(messages.items(), places, strict=True)
+    }
+    status = _status(services, places[0], durability) if places else 201
+    return _batch_reply(services, entries, receipts, refused, status=status, replayed=False)
 
 
 # ------------------------------------------------------------------------------------------------------------- appending
 
 
-class _Sent(NamedTuple):
-    """Where each message is, under which id: those of this request, or of the one that it repeats."""
-
-    message_ids: list[str]
-    places: Sequence[Appended]
-    deduplicated: bool
-
-
-async def _append(
-    services: Services,
-    call: Call,
-    topic: Topic,
-    messages: Sequence[Message],
-    durability: Durability | None,
-    *,
-    raw_body: bytes | None,
-) -> _Sent:
+def _keyed(call: Call, operation: str, topic: Topic, *, is_raw: bool = False) -> KeyedRequest | None:
+    """What makes the request repeatable; None where it has no Idempotency-Key."""
     key = call.idempotency_key
-    if key is None:
-        places = await services.store.append(messages, durability=durability)
-    else:
-        fingerprint = _fingerprint(call, is_raw=raw_body is not None)
-        window_ms = topic.settings.dedup_window_ms
-        before = services.sent_keys.sent_before(call.path, key, fingerprint, window_ms=window_ms)
-        if before is not None:
-            return _Sent([sent.message_id for sent in before.messages], await services.sent_keys.find(before), True)
-        places = await services.sent_keys.append(
-            call.path, key, fingerprint, messages, lambda all_: services.store.append(all_, durability=durability)
-        )
-    services.metrics.messages_in.inc(len(messages))
-    return _Sent([message.message_id for message in messages], places, False)
+    return None if key is None else KeyedRequest(f"{operation} {topic.name}", key, _fingerprint(call, is_raw=is_raw))
 
 
 def _fingerprint(call: Call, *, is_raw: bool) -> str:
@@ -107,21 +95,63 @@ def _fingerprint(call: Call, *, is_raw: bool) -> str:
     return digest.hexdigest()
 
 
+def _sent_before(services: Services, request: KeyedRequest | None, topic: Topic) -> Sent | None:
+    """Asked before anything is built: what was taken once is answered again, whatever has changed meanwhile."""
+    return None if request is None else services.sent_keys.sent_before(request, window_ms=topic.settings.dedup_window_ms)
+
+
+async def _append(
+    services: Services,
+    request: KeyedRequest | None,
+    topic: Topic,
+    messages: Mapping[int, Message],
+    durability: Durability | None,
+    *,
+    status: int = 201,
+    refused: Mapping[int, Problem] | None = None,
+) -> list[Appended]:
+    """`messages`: by entry of the request."""
+
+    async def append(all_: Sequence[Message]) -> list[Appended]:
+        return await services.store.append(all_, durability=durability)
+
+    if request is None:
+        places = await append(list(messages.values()))
+    else:
+        places = await services.sent_keys.append(request, topic.name, messages, append, status=status, refused=refused)
+    services.metrics.messages_in.inc(len(messages))
+    return places
+
+
 async def _send_one(services: Services, call: Call, topic: Topic, given: MessageInput, *, raw_body: bytes | None) -> Reply:
-    now_ms = services.clock.wall_ms()
-    message = build(given, topic, message_id=services.identifiers.new("msg"), now_ms=now_ms, raw_body=raw_body)
+    is_raw = raw_body is not None
+    request = _keyed(call, "sendMessageRaw" if is_raw else "sendMessage", topic, is_raw=is_raw)
+    before = _sent_before(services, request, topic)
+    if before is not None:
+        (place,) = await services.sent_keys.find(before)
+        receipt = _receipt(before.messages[0].message_id, place, deduplicated=True)
+        return reply(before.status, receipt, _send_headers(services, replayed=True) | _location(receipt))
+    message = build(
+        given,
+        topic,
+        message_id=services.identifiers.new("msg"),
+        now_ms=services.clock.wall_ms(),
+        raw_body=raw_body,
+        traceparent=call.traceparent,
+    )
     durability = _DURABILITY[given.require_durability]
-    sent = await _append(services, call, topic, [message], durability, raw_body=raw_body)
-    receipt = _receipt(sent.message_ids[0], sent.places[0], deduplicated=sent.deduplicated)
-    headers = _send_headers(services, sent) | {"Location": f"/v1/messages/{receipt.message_id}"}
-    return reply(_status(services, sent.places[0], durability), receipt, headers)
+    (place,) = await _append(services, request, topic, {0: message}, durability)
+    receipt = _receipt(message.message_id, place)
+    headers = _send_headers(services, replayed=False) | _location(receipt)
+    return reply(_status(services, place, durability), receipt, headers)
 
 
-def _send_headers(services: Services, sent: _Sent) -> dict[str, str]:
-    headers = {"Store-Pressure": f"{services.pressure():.2f}"}
-    if sent.deduplicated:
-        headers["Idempotency-Replayed"] = "true"
-    return headers
+def _location(receipt: Receipt) -> dict[str, str]:
+    return {"Location": f"/v1/messages/{receipt.message_id}"}
+
+
+def _send_headers(services: Services, *, replayed: bool) -> dict[str, str]:
+    return services.pressure_header() | ({"Idempotency-Replayed": "true"} if replayed else {})
 
 
 def _status(services: Services, place: Appended, durability: Durability | None) -> int:
@@ -130,7 +160,7 @@ def _status(services: Services, place: Appended, durability: Durability | None) 
     return 202 if is_late else 201
 
 
-def _receipt(message_id: str, place: Appended, *, deduplicated: bool) -> Receipt:
+def _receipt(message_id: str, place: Appended, *, deduplicated: bool = False) -> Receipt:
     return Receipt(
         message_id=message_id,
         topic=place.queue.topic,
@@ -183,13 +213,25 @@ def _refuse_twin_ids(entries: Iterable[_Entry]) -> None:
 
 
 def _build_entry(
-    given: MessageInput | Refusal, topic: Topic, *, message_id: str, now_ms: int, pointer: str
+    given: MessageInput | Refusal, topic: Topic, call: Call, *, message_id: str, now_ms: int, index: int
 ) -> Message | Refusal:
+    """Raises Refusal where the whole body is no JSON: that shows here when it stands in a `json` field."""
     if isinstance(given, Refusal):
         return given
+    pointer = f"/entries/{index}/message"
     try:
-        return build(given, topic, message_id=message_id, now_ms=now_ms, pointer=pointer, depth=_BATCH_DEPTH)
+        return build(
+            given,
+            topic,
+            message_id=message_id,
+            now_ms=now_ms,
+            pointer=pointer,
+            depth=_BATCH_DEPTH,
+            traceparent=call.traceparent,
+        )
     except Refusal as refusal:
+        if refusal.code == "malformed_request":
+            raise
         return refusal
     except MessagingError as error:
         reason = as_refusal(error)
@@ -197,12 +239,10 @@ def _build_entry(
         return reason
 
 
-def _one_refusal(outcomes: Iterable[Message | Refusal]) -> Refusal:
+def _one_refusal(refusals: Iterable[Refusal]) -> Refusal:
     """Why an atomic batch is refused: the first reason, with the fields of all that have the same one."""
-    refusals = [outcome for outcome in outcomes if isinstance(outcome, Refusal)]
-    first = refusals[0]
-    alike = [refusal for refusal in refusals if refusal.code == first.code]
-    errors = [error for refusal in alike for error in refusal.errors][:_MAX_ERRORS]
+    first, *others = refusals
+    errors = [error for refusal in (first, *others) if refusal.code == first.code for error in refusal.errors][:_MAX_ERRORS]
     return Refusal(first.code, first.detail, errors=errors, context=first.context, headers=first.headers)
 
 
@@ -214,28 +254,33 @@ def _strongest(given: Iterable[MessageInput]) -> Durability | None:
     return Durability.BUFFERED if asked == {"buffered"} else None
 
 
+async def _batch_again(services: Services, entries: Sequence[_Entry], before: Sent) -> Reply:
+    places = await services.sent_keys.find(before)
+    receipts = {
+        sent.entry: _receipt(sent.message_id, place, deduplicated=True)
+        for sent, place in zip(before.messages, places, strict=True)
+    }
+    return _batch_reply(services, entries, receipts, before.refused, status=201, replayed=True)
+
+
 def _batch_reply(
     services: Services,
     entries: Sequence[_Entry],
-    outcomes: Sequence[Message | Refusal],
-    sent: _Sent,
-    durability: Durability | None,
+    receipts: Mapping[int, Receipt],
+    refused: Mapping[int, Problem],
+    *,
+    status: int,
+    replayed: bool,
 ) -> Reply:
-    stored = iter(zip(sent.message_ids, sent.places, strict=True))
-    results = []
-    accepted = 0
-    for entry, outcome in zip(entries, outcomes, strict=True):
-        if isinstance(outcome, Refusal):
-            problem = document(outcome)
-            results.append(BatchResult(id=entry.id, status=problem.status, problem=problem))
-            continue
-        message_id, place = next(stored)
-        receipt = _receipt(message_id, place, deduplicated=sent.deduplicated)
-        results.append(BatchResult(id=entry.id, status=_status(services, place, durability), receipt=receipt))
-        accepted += 1
-    rejected = len(results) - accepted
-    body = BatchSendResult(accepted=accepted, rejected=rejected, results=results)
-    return reply(207 if rejected else 201, body, _send_headers(services, sent))
+    """`status`: of what was stored; all of it in one append."""
+    results = [
+        BatchResult(id=entry.id, status=status, receipt=receipts[index])
+        if index in receipts
+        else BatchResult(id=entry.id, status=refused[index].status, problem=refused[index])
+        for index, entry in enumerate(entries)
+    ]
+    body = BatchSendResult(accepted=len(receipts), rejected=len(refused), results=results)
+    return reply(207 if refused else 201, body, _send_headers(services, replayed=replayed))
 
 
 # ------------------------------------------------------------------------------------------------------------------- raw

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from app.operations import WRITING, answer, operation
+from app.operations import IF_MATCH, WRITING, answer, operation
 from app.producer_groups import handlers
 from app.producer_groups.schemas import (
     AnswersInput,
@@ -26,8 +26,10 @@ Name = Annotated[str, Path(description="The producer group's name.")]
         "putProducerGroup",
         tag="checks",
         body=ProducerGroupInput,
+        body_is_optional=True,
         answers={201: ProducerGroup, 200: ProducerGroup},
-        problems=["reserved_topic", "not_supported_by_engine"],
+        headers=[IF_MATCH],
+        problems=["reserved_topic", "revision_mismatch", "not_supported_by_engine"],
     ),
 )
 async def put_producer_group(producer_group: Name, request: Request) -> Response:

@@ -34,7 +34,9 @@ _MAX_EVIDENCE_BYTES = 4_096
 
 
 async def put(services: Services, call: Call, name: str) -> Reply:
+    known = services.producer_groups.find(name)
     given = call.decode(_group_decoder)
+    call.check_if_match(None if known is None else known.revision)
     if given.check_mode == "webhook":
         raise NotSupportedByEngine("checks by webhook are not offered by this release; use check_mode poll")
     for field in ("check_url", "timeout_ms", "concurrency"):
@@ -50,6 +52,7 @@ async def get(services: Services, _: Call, name: str) -> Reply:
 
 
 async def receive_checks(services: Services, call: Call, name: str) -> Reply:
+    services.producer_groups.check_name(name)
     given = call.decode(_receive_decoder)
     await services.producer_groups.get_or_create(name)
     receive = services.transactions.receive_checks
@@ -62,6 +65,7 @@ async def receive_checks(services: Services, call: Call, name: str) -> Reply:
 
 
 async def answer_checks(services: Services, call: Call, name: str) -> Reply:
+    services.producer_groups.check_name(name)
     given = call.decode(_answers_decoder).answers
     for index, answer in enumerate(given):
         if answer.evidence is not UNSET and len(codec.encode(answer.evidence)) > _MAX_EVIDENCE_BYTES:

@@ -37,18 +37,26 @@ class ProducerGroups:
 
     def get(self, name: str) -> ProducerGroup:
         """Raises UnknownProducerGroup, ReservedName, InvalidRequest."""
-        group = self._groups.get(name)
+        group = self.find(name)
         if group is None:
-            check_name(name, what="producer group", pointer="/producer_group")
             raise UnknownProducerGroup(f"producer group {name} does not exist")
         return group
 
+    def find(self, name: str) -> ProducerGroup | None:
+        """Raises ReservedName, InvalidRequest."""
+        self.check_name(name)
+        return self._groups.get(name)
+
+    def check_name(self, name: str) -> None:
+        """Raises ReservedName, InvalidRequest where no group can have this name."""
+        if name not in self._groups:
+            check_name(name, what="producer group", pointer="/producer_group")
+
     async def get_or_create(self, name: str) -> tuple[ProducerGroup, bool]:
         """(the group, was it made now). Raises ReservedName, InvalidRequest."""
-        known = self._groups.get(name)
+        known = self.find(name)
         if known is not None:
             return known, False
-        check_name(name, what="producer group", pointer="/producer_group")
         async with self._creating:
             if name in self._groups:
                 return self._groups[name], False
@@ -75,17 +83,22 @@ class ConsumerGroups:
         found = await self._database.run(lambda connection: rows(connection, select(consumer_groups)))
         self._groups.update(row["consumer_group"] for row in found)
 
-    def check(self, name: str) -> None:
-        """Raises UnknownGroup, ReservedName, InvalidRequest."""
+    def check_name(self, name: str) -> None:
+        """Raises ReservedName, InvalidRequest where no group can have this name."""
         if name not in self._groups:
             check_name(name, what="group", pointer="/group")
+
+    def check(self, name: str) -> None:
+        """Raises UnknownGroup, ReservedName, InvalidRequest."""
+        self.check_name(name)
+        if name not in self._groups:
             raise UnknownGroup(f"group {name} does not exist")
 
     async def create(self, name: str) -> None:
         """Nothing where it exists. Raises ReservedName, InvalidRequest."""
+        self.check_name(name)
         if name in self._groups:
             return
-        check_name(name, what="group", pointer="/group")
         async with self._creating:
             if name in self._groups:
                 return

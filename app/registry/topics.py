@@ -11,7 +11,7 @@ from sqlalchemy import Connection, insert, select
 from app.registry.database import Database, rows
 from app.registry.tables import topics as table
 from storage.clock import Clock
-from storage.errors import InvalidRequest, ReservedName, TopicExists, UnknownTopic
+from storage.errors import InvalidRequest, ReservedName, TopicExists, UnknownQueue, UnknownTopic
 from storage.formats import names
 from storage.message import QueueId
 from storage.store import MessageStore, TopicListing
@@ -50,6 +50,13 @@ class Topic:
     def name(self) -> str:
         return self.settings.topic
 
+    def queue(self, number: int) -> QueueId:
+        """Raises UnknownQueue."""
+        count = self.settings.queues
+        if not 0 <= number < count:
+            raise UnknownQueue(f"topic {self.name} has queues 0 to {count - 1}, there is no queue {number}")
+        return QueueId(self.name, number)
+
     def next_queue(self) -> QueueId:
         """The queues in turn."""
         number = self._next_queue
@@ -85,6 +92,9 @@ class Topics:
     def all(self) -> list[Topic]:
         """By name."""
         return [self._topics[name] for name in sorted(self._topics)]
+
+    def knows(self, name: str) -> bool:
+        return name in self._topics
 
     def get(self, name: str) -> Topic:
         """Raises UnknownTopic, ReservedName, InvalidRequest."""

@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request, Response
 
 from app.messages.endpoints import QueueNumber
 from app.messages.endpoints import Topic as TopicPath
-from app.operations import answer, operation
+from app.operations import IDEMPOTENCY_KEY, WRITING, answer, operation
 from app.topics import handlers
 from app.topics.schemas import OffsetQuery, PageQuery, QueueList, QueuePosition, Topic, TopicInput, TopicPage
 
@@ -27,7 +27,8 @@ async def list_topics(request: Request) -> Response:
         tag="topics",
         body=TopicInput,
         answers={201: Topic, 200: Topic},
-        problems=["topic_exists", "reserved_topic"],
+        headers=[IDEMPOTENCY_KEY],
+        problems=["topic_exists", "reserved_topic", "idempotency_in_progress", "idempotency_key_reused", *WRITING],
     ),
 )
 async def create_topic(request: Request) -> Response:

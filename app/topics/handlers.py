@@ -1,5 +1,8 @@
 """Topics: create, look at, list; their queues, and offsets by time."""
 
+from collections.abc import Sequence
+from hashlib import sha256
+
 import msgspec
 from msgspec import UNSET
 
@@ -8,23 +11,41 @@ from app.exchange import Call, Reply, reply
 from app.messages.pull import offset_by_time
 from app.problems import invalid_field
 from app.registry import topics as registry
+from app.sent_keys import KeyedRequest
 from app.services import Services
 from app.topics.schemas import OffsetQuery, PageQuery, Queue, QueueList, QueuePosition, Topic, TopicInput, TopicPage
-from storage.errors import UnknownQueue
-from storage.message import QueueId
+from storage.message import Appended, Message
 
 _decoder = msgspec.json.Decoder(TopicInput)
 
 
 async def create(services: Services, call: Call) -> Reply:
     given = call.decode(_decoder)
+    key = call.idempotency_key
+    request = None if key is None else KeyedRequest("createTopic", key, sha256(call.body).hexdigest())
+    before = None if request is None else services.sent_keys.sent_before(request, window_ms=registry.DAY_MS)
+    if before is not None:
+        return _created(services.topics.get(before.topic), before.status, {"Idempotency-Replayed": "true"})
     if len(set(given.message_types)) < len(given.message_types):
         raise invalid_field("/message_types", "not_allowed", "a type stands twice")
     types = tuple(kind for kind in registry.ALL_TYPES if kind in given.message_types)
     settings = registry.TopicSettings(**{**msgspec.structs.asdict(given), "message_types": types})
-    topic, is_new = await services.topics.create(settings)
-    headers = {"Location": f"/v1/topics/{topic.name}", "ETag": f'"{topic.revision}"'}
-    return reply(201 if is_new else 200, _view(topic), headers)
+    status = 200 if services.topics.knows(given.topic) else 201
+
+    async def create_and_append(marks: Sequence[Message]) -> list[Appended]:
+        await services.topics.create(settings)
+        return await services.store.append(marks)
+
+    if request is None:
+        _, is_new = await services.topics.create(settings)
+        status = 201 if is_new else 200
+    else:
+        await services.sent_keys.append(request, given.topic, {}, create_and_append, status=status)
+    return _created(services.topics.get(given.topic), status, {})
+
+
+def _created(topic: registry.Topic, status: int, headers: dict[str, str]) -> Reply:
+    return reply(status, _view(topic), {"Location": f"/v1/topics/{topic.name}", "ETag": f'"{topic.revision}"', **headers})
 
 
 async def get(services: Services, _: Call, topic_name: str) -> Reply:
@@ -53,10 +74,9 @@ async def list_queues(services: Services, _: Call, topic_name: str) -> Reply:
 
 async def search_offset(services: Services, call: Call, topic_name: str, queue_id: int) -> Reply:
     topic = services.topics.get(topic_name)
-    if queue_id >= topic.settings.queues:
-        raise UnknownQueue(f"topic {topic.name} has queues 0 to {topic.settings.queues - 1}, there is no queue {queue_id}")
+    queue = topic.queue(queue_id)
     at_ms = codec.parse_time(call.parameters(OffsetQuery).at, "/query/at")
-    offset, message = await offset_by_time(services.store, QueueId(topic.name, queue_id), at_ms)
+    offset, message = await offset_by_time(services.store, queue, at_ms)
     position = QueuePosition(queue_id=queue_id, offset=offset)
     if message is not None:
         position.stored_at = codec.rfc3339(message.stored_at_ms)

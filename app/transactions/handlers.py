@@ -28,6 +28,7 @@ from app.transactions.schemas import (
     TransactionSummary,
 )
 from storage.errors import MessagingError, TransactionConflict
+from storage.formats import names
 from storage.message import Message
 from txn import pending
 from txn.checkback_plan import CheckbackPolicy, OnExhausted
@@ -46,16 +47,19 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 async def begin(services: Services, call: Call) -> Reply:
     given = call.decode(_begin_decoder)
     key = call.idempotency_key
-    if given.transaction_id is not UNSET:
-        check_name(given.transaction_id, what="transaction", pointer="/transaction_id")
+    if given.transaction_id is not UNSET and not names.is_valid_name(given.transaction_id):
+        detail = "a transaction id is 1 to 127 letters, digits, '_', '-' or '.', with no leading dot"
+        raise invalid_field("/transaction_id", "invalid_format", detail)
     business_key = None if given.business_key is UNSET else check_text(given.business_key, "/business_key")
-    await services.producer_groups.get_or_create(given.producer_group)
+    services.producer_groups.check_name(given.producer_group)
     message_ids = services.identifiers.many("msg", len(given.messages))
     now_ms = services.clock.wall_ms()
     messages = [
-        await _build(services, one, index, message_id=message_id, now_ms=now_ms)
+        await _build(services, call, one, index, message_id=message_id, now_ms=now_ms)
         for index, (one, message_id) in enumerate(zip(given.messages, message_ids, strict=True))
     ]
+    # Only now, so that a refused request leaves no group behind.
+    await services.producer_groups.get_or_create(given.producer_group)
     request = Begin(
         messages=messages,
         producer_group=given.producer_group,
@@ -72,7 +76,7 @@ async def begin(services: Services, call: Call) -> Reply:
         idempotency_print=None if key is None else sha256(call.body).hexdigest(),
     )
     transaction, replayed = await services.transactions.begin(request)
-    headers = {"Location": f"/v1/transactions/{transaction.transaction_id}"}
+    headers = {"Location": f"/v1/transactions/{transaction.transaction_id}", **services.pressure_header()}
     if replayed:
         headers["Idempotency-Replayed"] = "true"
     else:
@@ -98,7 +102,7 @@ async def list_(services: Services, call: Call) -> Reply:
     def is_wanted(transaction: pending.Transaction) -> bool:
         return transaction.prepared_at_ms <= begun_before_ms and (group is UNSET or transaction.producer_group == group)
 
-    after = -1 if query.page_token is UNSET else int(pages.decode_token("transactions", query.page_token))
+    after = -1 if query.page_token is UNSET else pages.decode_number_token("transactions", query.page_token)
     found = list(islice(services.transactions.table.list(after=after, states=states, wanted=is_wanted), query.page_size + 1))
     page = TransactionPage(items=[_summary(transaction, now_ms) for transaction in found[: query.page_size]])
     if len(found) > query.page_size:
@@ -142,7 +146,9 @@ async def _decide(services: Services, transaction_id: str, state: TxnState, by: 
     return reply(200, _decision_view(outcome))
 
 
-async def _build(services: Services, given: TransactionMessageInput, index: int, *, message_id: str, now_ms: int) -> Message:
+async def _build(
+    services: Services, call: Call, given: TransactionMessageInput, index: int, *, message_id: str, now_ms: int
+) -> Message:
     pointer = f"/messages/{index}/message"
     try:
         check_name(given.topic, pointer=f"/messages/{index}/topic")
@@ -155,6 +161,7 @@ async def _build(services: Services, given: TransactionMessageInput, index: int,
             pointer=pointer,
             depth=_MESSAGE_DEPTH,
             transactional=True,
+            traceparent=call.traceparent,
         )
     except MessagingError as error:
         refusal = as_refusal(error)
@@ -182,7 +189,6 @@ def _states(given: str | UnsetType) -> frozenset[TxnState]:
 
 
 def transaction_view(transaction: pending.Transaction) -> Transaction:
-    is_open = transaction.state is TxnState.PREPARED
     return Transaction(
         transaction_id=transaction.transaction_id,
         state=transaction.state.value,
@@ -191,7 +197,7 @@ def transaction_view(transaction: pending.Transaction) -> Transaction:
         messages=[_message_view(transaction, message) for message in transaction.messages],
         prepared_at=codec.rfc3339(transaction.prepared_at_ms),
         first_check_at=codec.rfc3339(transaction.first_check_at_ms),
-        next_check_at=codec.rfc3339(transaction.next_check_at_ms) if is_open else UNSET,
+        next_check_at=UNSET if transaction.state.is_decided else codec.rfc3339(transaction.next_check_at_ms),
         answers=transaction.answers,
         last_answer=transaction.last_answer or UNSET,
         hold_reason=transaction.hold_reason or UNSET,

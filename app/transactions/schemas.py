@@ -63,7 +63,16 @@ class Transaction(msgspec.Struct, kw_only=True):
     messages: list[TransactionMessage]
     prepared_at: Timestamp
     first_check_at: Timestamp
-    next_check_at: Timestamp | UnsetType = UNSET
+    next_check_at: (
+        Annotated[
+            str,
+            Meta(
+                description="Of an open one. One that is held is not asked about until it is resumed.",
+                extra_json_schema={"format": "date-time"},
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     answers: Annotated[int, Meta(description="Checks answered unknown since it was begun or resumed.")]
     last_answer: str | UnsetType = UNSET
     hold_reason: Annotated[str, Meta(description="answers_exhausted or unreachable.")] | UnsetType = UNSET
