@@ -50,7 +50,13 @@ def document_3_0(document_3_1: dict[str, Any]) -> dict[str, Any]:
 
 
 def _complete(operation: dict[str, Any], schemas: Schemas) -> set[type]:
-    """Give the operation its query parameters; the classes that it refers to."""
+    """Give the operation its query parameters and a summary; the classes that it refers to."""
+    summary, _, rest = " ".join(operation.pop("description").split()).partition(". ")
+    operation["summary"] = summary.removesuffix(".")
+    if rest:
+        operation["description"] = rest
+    for parameter in operation.get("parameters", []):
+        _tidy(parameter["schema"])
     if schemas.query is not None:
         operation["parameters"] = operation.get("parameters", []) + _query_parameters(schemas.query)
     if not operation.get("parameters"):
@@ -70,10 +76,15 @@ def _query_parameters(kind: type) -> list[dict[str, Any]]:
 
 
 def _tidy(schema: dict[str, Any]) -> dict[str, Any]:
-    """Without what only repeats the name."""
+    """Without what only repeats the name; with the type of an enumeration, which generators want to see."""
     schema.pop("title", None)
     if schema.get("required") == []:
         del schema["required"]
+    if "enum" in schema:
+        schema["type"] = "string"
+    for field in (*schema.get("properties", {}).values(), schema.get("items")):
+        if isinstance(field, dict):
+            _tidy(field)
     return schema
 
 

@@ -35,8 +35,16 @@ SCHEMAS: dict[str, Schemas] = {}
 class HeaderParameter(NamedTuple):
     name: str
     description: str
-    max_length: int = 255
+    schema: Mapping[str, Any] = {"type": "string", "minLength": 1, "maxLength": 255}
 
+
+# What answers say in their headers, beside Request-Id, which all have.
+ANSWER_HEADERS = {
+    "Location": "Where it can be looked at.",
+    "ETag": "Its revision, for If-Match.",
+    "Store-Pressure": "How full the queue of waiting writes is, 0.00 to 1.00: send more slowly before you are refused.",
+    "Idempotency-Replayed": "true: the request was taken before, and this is what became of it.",
+}
 
 IDEMPOTENCY_KEY = HeaderParameter(
     "Idempotency-Key", "Makes the request repeatable: the same key and body again change nothing and get the same answer."
@@ -54,16 +62,23 @@ def operation(
     body_is_optional: bool = False,
     takes_bytes: bool = False,
     headers: Iterable[HeaderParameter] = (),
+    answer_headers: Iterable[str] = (),
+    example: Mapping[str, Any] | None = None,
     problems: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """The keyword arguments of a FastAPI route. `problems`: the codes it may answer with, beside those that all have."""
+    """The keyword arguments of a FastAPI route.
+
+    `problems`: the codes it may answer with, beside those that all have. `example`: a body that is taken; a test sends it.
+    """
     codes = [*ALWAYS, *problems, *(READING if body is not None or takes_bytes else ())]
     assert operation_id not in SCHEMAS, f"two operations are called {operation_id}"
     SCHEMAS[operation_id] = Schemas(query, body, answers)
     extra: dict[str, Any] = {"parameters": [_header(header) for header in headers]}
     if body is not None:
         schema = {"$ref": _reference(body)}
-        extra["requestBody"] = {"required": not body_is_optional, "content": {"application/json": {"schema": schema}}}
+        assert example is not None, f"{operation_id} needs an example"
+        content = {"schema": schema, "examples": {operation_id: {"value": example}}}
+        extra["requestBody"] = {"required": not body_is_optional, "content": {"application/json": content}}
     elif takes_bytes:
         schema = {"type": "string", "format": "binary"}
         extra["requestBody"] = {"required": True, "content": {"application/octet-stream": {"schema": schema}}}
@@ -74,7 +89,7 @@ def operation(
         "status_code": first,
         "response_class": Response,
         "responses": {
-            **{status: _answer(answers[status]) for status in (first, *others)},
+            **{status: _answer(answers[status], answer_headers) for status in (first, *others)},
             **{status: _problem(status, codes) for status in sorted({PROBLEMS[code].status for code in codes})},
         },
         "openapi_extra": extra,
@@ -124,11 +139,13 @@ def _reference(kind: type) -> str:
     return f"#/components/schemas/{kind.__name__}"
 
 
-def _answer(kind: type) -> dict[str, Any]:
-    return {
+def _answer(kind: type, headers: Iterable[str]) -> dict[str, Any]:
+    answer: dict[str, Any] = {
         "description": (kind.__doc__ or "").partition("\n")[0],
         "content": {"application/json": {"schema": {"$ref": _reference(kind)}}},
     }
+    shown = {name: {"description": ANSWER_HEADERS[name], "schema": {"type": "string"}} for name in headers}
+    return answer | ({"headers": shown} if shown else {})
 
 
 def _problem(status: int, codes: list[str]) -> dict[str, Any]:
@@ -140,5 +157,10 @@ def _problem(status: int, codes: list[str]) -> dict[str, Any]:
 
 
 def _header(header: HeaderParameter) -> dict[str, Any]:
-    schema = {"type": "string", "minLength": 1, "maxLength": header.max_length}
-    return {"name": header.name, "in": "header", "required": False, "description": header.description, "schema": schema}
+    return {
+        "name": header.name,
+        "in": "header",
+        "required": False,
+        "description": header.description,
+        "schema": dict(header.schema),
+    }

@@ -34,10 +34,11 @@ async def get_offsets(group: Group, request: Request) -> Response:
         "commitOffsets",
         tag="offsets",
         body=OffsetsInput,
+        example={"offsets": [{"topic": "orders", "queue_id": 0, "offset": 1}]},
         answers={200: GroupOffsetList},
         problems=["topic_not_found", "queue_not_found", "offset_beyond_end", "offset_expired", "reserved_topic", *WRITING],
     ),
 )
 async def commit_offsets(group: Group, request: Request) -> Response:
-    """Commit offsets of the group, which is created if need be. Durable when answered."""
+    """Commit offsets of the group. It is created if need be; they are durable when answered."""
     return await answer(request, handlers.commit_offsets, group)

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import BeforeValidator
 
 from app.messages import pull, send
-from app.messages.schemas import BatchInput, BatchSendResult, MessageInput, MessagePage, PullQuery, Receipt
+from app.messages.schemas import MAX_DELAY_MS, BatchInput, BatchSendResult, MessageInput, MessagePage, PullQuery, Receipt
 from app.operations import IDEMPOTENCY_KEY, WRITING, HeaderParameter, answer, digits, operation
 
 router = APIRouter()
@@ -16,22 +16,32 @@ _SEND_PROBLEMS = (
     "unsupported_combination", "reserved_topic", "not_supported_by_engine", *WRITING,
 )  # fmt: skip
 
+_TEXT = {"type": "string", "minLength": 1, "maxLength": 3 * 255}  # percent-encoded
 _RAW_HEADERS = (
     IDEMPOTENCY_KEY,
     HeaderParameter(
-        "Message-Key", "The key. This and the other texts: ASCII, other characters as percent-encoded UTF-8.", 1024
+        "Message-Key", "The key. This and the other texts: ASCII, other characters as percent-encoded UTF-8.", _TEXT
     ),
-    HeaderParameter("Message-Tag", "The tag.", 1024),
-    HeaderParameter("Message-Ordering-Key", "Messages of one ordering key stay in order.", 1024),
-    HeaderParameter("Message-Queue-Id", "The queue."),
-    HeaderParameter("Message-Delay-Ms", "The delay."),
-    HeaderParameter("Message-Deliver-At", "When to deliver."),
-    HeaderParameter("Message-Delay-Level", "The delay as one of RocketMQ's levels."),
-    HeaderParameter("Message-Require-Durability", "synced or buffered: the least that will do before the answer."),
+    HeaderParameter("Message-Tag", "The tag.", _TEXT),
+    HeaderParameter("Message-Ordering-Key", "Messages of one ordering key stay in order.", _TEXT),
+    HeaderParameter("Message-Queue-Id", "The queue.", {"type": "integer", "minimum": 0, "maximum": 1_023}),
+    HeaderParameter("Message-Delay-Ms", "The delay.", {"type": "integer", "minimum": 0, "maximum": MAX_DELAY_MS}),
+    HeaderParameter("Message-Deliver-At", "When to deliver, RFC 3339.", {"type": "string", "minLength": 1, "maxLength": 64}),
+    HeaderParameter(
+        "Message-Delay-Level", "The delay as one of RocketMQ's levels.", {"type": "integer", "minimum": 1, "maximum": 18}
+    ),
+    HeaderParameter(
+        "Message-Require-Durability",
+        "The least that will do before the answer.",
+        {"type": "string", "enum": ["synced", "buffered"]},
+    ),
 )
+_SENT = ("Location", "Store-Pressure", "Idempotency-Replayed")
 
 Topic = Annotated[str, Path(description="The topic's name.")]
-QueueNumber = Annotated[int, BeforeValidator(digits), Path(ge=0, description="The number of the queue, from 0.")]
+QueueNumber = Annotated[
+    int, BeforeValidator(digits), Path(description="The number of the queue, from 0.", json_schema_extra={"minimum": 0})
+]
 
 
 @router.post(
@@ -40,7 +50,14 @@ QueueNumber = Annotated[int, BeforeValidator(digits), Path(ge=0, description="Th
         "sendMessage",
         tag="messages",
         body=MessageInput,
+        example={
+            "key": "8812",
+            "tag": "created",
+            "json": {"order_id": 8812, "total": "19.90"},
+            "properties": {"source": "shop"},
+        },
         answers={201: Receipt, 202: Receipt},
+        answer_headers=_SENT,
         headers=[IDEMPOTENCY_KEY],
         problems=_SEND_PROBLEMS,
     ),
@@ -56,13 +73,15 @@ async def send_message(topic: Topic, request: Request) -> Response:
         "sendMessageBatch",
         tag="messages",
         body=BatchInput,
+        example={"entries": [{"id": "a", "message": {"json": {"n": 1}}}, {"id": "b", "message": {"payload": "two"}}]},
         answers={201: BatchSendResult, 207: BatchSendResult},
+        answer_headers=_SENT[1:],
         headers=[IDEMPOTENCY_KEY],
         problems=_SEND_PROBLEMS,
     ),
 )
 async def send_message_batch(topic: Topic, request: Request) -> Response:
-    """Send up to 1,000 messages in one append: all or none, or with `atomic: false` each as it can."""
+    """Send up to 1,000 messages in one append. All or none; with `atomic: false` each as it can, and 207 where one cannot."""
     return await answer(request, send.send_batch, topic)
 
 
@@ -73,12 +92,13 @@ async def send_message_batch(topic: Topic, request: Request) -> Response:
         tag="messages",
         takes_bytes=True,
         answers={201: Receipt, 202: Receipt},
+        answer_headers=_SENT,
         headers=_RAW_HEADERS,
         problems=_SEND_PROBLEMS,
     ),
 )
 async def send_message_raw(topic: Topic, request: Request) -> Response:
-    """Send the request's body as it is, of any type; `Message-Property-<name>` headers are properties."""
+    """Send the request's body as it is. It may be of any type; `Message-Property-<name>` headers are properties."""
     return await answer(request, send.send_raw, topic)
 
 

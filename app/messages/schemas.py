@@ -28,14 +28,22 @@ class MessageInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=
     payload_encoding: Literal["utf8", "base64"] = "utf8"
     json: Annotated[Raw, Meta(description="The body as any JSON value; stored without white space.")] | UnsetType = UNSET
     content_type: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
-    key: Annotated[str, Meta(min_length=1, max_length=255, description="A business key; no spaces.")] | UnsetType = UNSET
-    tag: Annotated[str, Meta(min_length=1, max_length=255, description="For filters; no spaces, no |.")] | UnsetType = UNSET
+    key: Annotated[str, Meta(min_length=1, max_length=255, description="A business key; 255 bytes, no spaces.")] | UnsetType = (
+        UNSET
+    )
+    tag: (
+        Annotated[str, Meta(min_length=1, max_length=255, description="For filters; 255 bytes, no spaces, no |.")] | UnsetType
+    ) = UNSET
     ordering_key: (
-        Annotated[str, Meta(min_length=1, max_length=255, description="Messages of one ordering key stay in order.")]
-        | UnsetType
+        Annotated[str, Meta(min_length=1, max_length=255, description="Messages of one stay in order; 255 bytes.")] | UnsetType
     ) = UNSET
     queue_id: Annotated[int, Meta(ge=0, le=1_023)] | UnsetType = UNSET
-    properties: Annotated[dict[str, str], Meta(description="Names and values of the sender's own.")] | UnsetType = UNSET
+    properties: (
+        Annotated[
+            dict[str, str], Meta(description="The sender's own; 16 KiB with key, tag and ordering key, names and values.")
+        ]
+        | UnsetType
+    ) = UNSET
     delay_ms: Annotated[int, Meta(ge=0, le=MAX_DELAY_MS)] | UnsetType = UNSET
     deliver_at: Timestamp | UnsetType = UNSET
     delay_level: Annotated[int, Meta(ge=1, le=18)] | UnsetType = UNSET

@@ -26,7 +26,9 @@ async def list_topics(request: Request) -> Response:
         "createTopic",
         tag="topics",
         body=TopicInput,
+        example={"topic": "orders", "queues": 4},
         answers={201: Topic, 200: Topic},
+        answer_headers=["Location", "ETag", "Idempotency-Replayed"],
         headers=[IDEMPOTENCY_KEY],
         problems=["topic_exists", "reserved_topic", "idempotency_in_progress", "idempotency_key_reused", *WRITING],
     ),
@@ -38,7 +40,9 @@ async def create_topic(request: Request) -> Response:
 
 @router.get(
     "/v1/topics/{topic}",
-    **operation("getTopic", tag="topics", answers={200: Topic}, problems=["topic_not_found", "reserved_topic"]),
+    **operation(
+        "getTopic", tag="topics", answers={200: Topic}, answer_headers=["ETag"], problems=["topic_not_found", "reserved_topic"]
+    ),
 )
 async def get_topic(topic: TopicPath, request: Request) -> Response:
     """Look at a topic's settings."""
@@ -50,7 +54,7 @@ async def get_topic(topic: TopicPath, request: Request) -> Response:
     **operation("listQueues", tag="topics", answers={200: QueueList}, problems=["topic_not_found", "reserved_topic"]),
 )
 async def list_queues(topic: TopicPath, request: Request) -> Response:
-    """List the queues of a topic and the offsets that can be read."""
+    """List the queues of a topic. Each with the offsets that can be read."""
     return await answer(request, handlers.list_queues, topic)
 
 

@@ -30,7 +30,14 @@ _DECIDING = ("transaction_not_found", "transaction_already_resolved", *WRITING)
         "beginTransaction",
         tag="transactions",
         body=BeginInput,
+        example={
+            "producer_group": "shop",
+            "business_key": "order-8812",
+            "messages": [{"topic": "orders", "message": {"key": "8812", "json": {"order_id": 8812}}}],
+            "check": {"first_after_ms": 10_000, "interval_ms": 30_000, "max_answers": 15, "on_exhausted": "hold"},
+        },
         answers={201: Transaction},
+        answer_headers=["Location", "Store-Pressure", "Idempotency-Replayed"],
         headers=[IDEMPOTENCY_KEY],
         problems=[
             "topic_not_found", "queue_not_found", "transaction_exists", "idempotency_in_progress", "idempotency_key_reused",
@@ -40,7 +47,7 @@ _DECIDING = ("transaction_not_found", "transaction_already_resolved", *WRITING)
     ),
 )  # fmt: skip
 async def begin_transaction(request: Request) -> Response:
-    """Begin a transaction: its messages are stored, and seen by nobody before it commits."""
+    """Begin a transaction. Its messages are stored, and seen by nobody before it commits."""
     return await answer(request, handlers.begin)
 
 
@@ -55,7 +62,7 @@ async def begin_transaction(request: Request) -> Response:
     ),
 )
 async def list_transactions(request: Request) -> Response:
-    """List transactions in the order in which they were begun."""
+    """List transactions. They come in the order in which they were begun."""
     return await answer(request, handlers.list_)
 
 
@@ -80,13 +87,14 @@ async def get_transaction(transaction_id: TransactionId, request: Request) -> Re
         "commitTransaction",
         tag="transactions",
         body=NothingInput,
+        example={},
         body_is_optional=True,
         answers={200: Decision},
         problems=_DECIDING,
     ),
 )
 async def commit_transaction(transaction_id: TransactionId, request: Request) -> Response:
-    """Commit: when this is answered, consumers can see the messages. The first decision wins."""
+    """Commit. When this is answered, consumers can see the messages. The first decision wins."""
     return await answer(request, handlers.commit, transaction_id)
 
 
@@ -96,22 +104,30 @@ async def commit_transaction(transaction_id: TransactionId, request: Request) ->
         "rollbackTransaction",
         tag="transactions",
         body=RollbackInput,
+        example={"reason": "payment refused"},
         body_is_optional=True,
         answers={200: Decision},
         problems=_DECIDING,
     ),
 )
 async def rollback_transaction(transaction_id: TransactionId, request: Request) -> Response:
-    """Roll back: nobody will ever see the messages. The first decision wins."""
+    """Roll back. Nobody will ever see the messages. The first decision wins."""
     return await answer(request, handlers.rollback, transaction_id)
 
 
 @router.post(
     "/v1/transactions/{transaction_id}/resolve",
-    **operation("resolveTransaction", tag="transactions", body=ResolveInput, answers={200: Decision}, problems=_DECIDING),
+    **operation(
+        "resolveTransaction",
+        tag="transactions",
+        body=ResolveInput,
+        example={"decision": "rollback", "reason": "INC-311"},
+        answers={200: Decision},
+        problems=_DECIDING,
+    ),
 )
 async def resolve_transaction(transaction_id: TransactionId, request: Request) -> Response:
-    """Decide as an operator, a held transaction or any other that is open."""
+    """Decide as an operator. It may be a held transaction or any other that is open."""
     return await answer(request, handlers.resolve, transaction_id)
 
 
@@ -121,11 +137,12 @@ async def resolve_transaction(transaction_id: TransactionId, request: Request) -
         "resumeTransaction",
         tag="transactions",
         body=NothingInput,
+        example={},
         body_is_optional=True,
         answers={200: Transaction},
         problems=_DECIDING,
     ),
 )
 async def resume_transaction(transaction_id: TransactionId, request: Request) -> Response:
-    """Have a held transaction checked again, with its count of answers at 0."""
+    """Have a held transaction checked again. Its count of answers starts at 0."""
     return await answer(request, handlers.resume, transaction_id)
