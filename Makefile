@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DATA_DIR ?= ./data
 ROWS ?=
+SEED ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check test-faults bench openapi migration demo lock clean
@@ -22,12 +23,17 @@ help:  ## list the verbs
 	$(BIN)/pip install --quiet --require-hashes -r requirements-dev.lock
 	@touch $@
 
+# Without dependencies, see pyproject.toml; built by the setuptools of the development lock, as the package comes as source.
+.venv/.demo: requirements-demo.lock .venv/.dev
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --require-hashes -r requirements-demo.lock
+	@touch $@
+
 setup: .venv/.dev  ## make .venv with everything that running, testing and measuring needs
 
 run: .venv/.run  ## start the service on 127.0.0.1:8080; topics are made as they are used, data is kept in ./data
 	$(BIN)/escrowmq serve --dev --data-dir $(DATA_DIR)
 
-test: .venv/.dev  ## the everyday tests
+test: .venv/.demo  ## the everyday tests
 	$(BIN)/pytest -n auto -m "not faults"
 
 check: .venv/.dev  ## format, lint, types, import contracts
@@ -51,14 +57,15 @@ migration: .venv/.run  ## a new migration of the registry: make migration name="
 	$(BIN)/alembic -x url=sqlite:///build/scratch.db revision --autogenerate -m "$(name)" \
 		--rev-id $$(printf %04d $$(($$(ls alembic/versions/*.py 2>/dev/null | wc -l) + 1)))
 
-demo: .venv/.dev  ## every flight out of New York in 2013 as a transaction, with crashes (ROWS=5000 for fewer)
-	$(BIN)/python -m examples.flights $(if $(ROWS),--rows $(ROWS))
+demo: .venv/.demo  ## every flight out of New York in 2013 as a transaction, with crashes (ROWS=5000 for fewer, SEED=7 for others)
+	$(BIN)/python -m examples.flights $(if $(ROWS),--rows $(ROWS)) $(if $(SEED),--seed $(SEED))
 
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
 lock: .venv/.dev  ## pin the dependencies of pyproject.toml anew
 	$(LOCK) pyproject.toml --group build --group dev -o requirements-dev.lock
 	$(LOCK) pyproject.toml --group build -c requirements-dev.lock -o requirements.lock
+	$(LOCK) --no-deps --group demo -o requirements-demo.lock
 
 clean:  ## remove what was built; ./data stays
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Examples: programs that use the service as any other program would, over HTTP."""
