@@ -1,7 +1,7 @@
 """One request and its answer as plain values, so that a handler serves every lane: ASGI today, a fast lane tomorrow."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -15,12 +15,17 @@ _VISIBLE_ASCII = frozenset(map(chr, range(0x21, 0x7F)))
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
+class ClientGone(Exception):
+    """The client has left; nobody is there to be answered."""
+
+
 class Call(NamedTuple):
     """What a handler is given. Header names are in lower case."""
 
     body: bytes
     headers: Mapping[str, str]
     query: Mapping[str, str]
+    until_gone: Callable[[], Awaitable[None]]  # returns once the client has left
 
     def decode(self, decoder: "msgspec.json.Decoder[T]") -> T:
         """The JSON body. A body that may be left out is an empty object then."""

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import codec
+from app.exchange import ClientGone
 from app.observability import Metrics
 from app.problems import MEDIA_TYPE, Refusal, as_refusal, document
 from storage.errors import MessagingError
@@ -70,7 +71,7 @@ class Gateway:
             await refuse(refusal)
         except MessagingError as error:
             await refuse(as_refusal(error))
-        except ClientDisconnect:
+        except (ClientDisconnect, ClientGone):
             status = _CLIENT_LEFT
         except Exception:
             log.exception("request_failed", request_id=request_id, path=_path(scope))

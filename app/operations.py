@@ -110,7 +110,12 @@ async def answer(request: Request, handler: Handler, *parameters: Any) -> Respon
     if query and SCHEMAS[request.scope["route"].operation_id].query is None:
         name = next(iter(query))[:100]
         raise invalid_field(f"/query/{name}", "unknown_field", f"the operation takes no query parameter {name}")
-    call = Call(await request.body(), _headers(request.scope), query)
+
+    async def until_gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    call = Call(await request.body(), _headers(request.scope), query, until_gone)
     reply = await handler(services, call, *parameters)
     return Response(reply.body, reply.status, reply.headers, reply.media_type)
 

@@ -1,9 +1,11 @@
 """What an endpoint may ask for. Filled by the wiring once the store is open."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from app.exchange import Call, ClientGone
 from app.observability import Metrics
 from app.registry.groups import ConsumerGroups, ProducerGroups
 from app.registry.topics import Topics
@@ -38,14 +40,39 @@ class Services:
         return {"Store-Pressure": f"{self.pressure():.2f}"}
 
     @asynccontextmanager
-    async def parked(self) -> AsyncIterator[None]:
-        """Around a long poll. Raises TooManyWaiting."""
+    async def parked(self, call: Call) -> AsyncIterator[None]:
+        """Around a long poll, which ends when the client leaves. Raises TooManyWaiting, ClientGone."""
         if self.waiting >= self.max_waiting:
             raise TooManyWaiting(f"{self.waiting} requests are waiting, the limit is {self.max_waiting}")
         self.waiting += 1
         self.metrics.long_polls.set(self.waiting)
         try:
-            yield
+            async with _while_there(call):
+                yield
         finally:
             self.waiting -= 1
             self.metrics.long_polls.set(self.waiting)
+
+
+@asynccontextmanager
+async def _while_there(call: Call) -> AsyncIterator[None]:
+    """What is inside must only wait: it is cancelled when the client leaves."""
+    waiting = asyncio.current_task()
+    assert waiting is not None
+    has_left = False
+
+    async def watch() -> None:
+        nonlocal has_left
+        await call.until_gone()
+        has_left = True
+        waiting.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if has_left and not waiting.uncancel():
+            raise ClientGone from None
+        raise
+    finally:
+        watcher.cancel()

@@ -25,7 +25,7 @@ async def pull(services: Services, call: Call, topic_name: str, queue_id: int) -
     offset = await _first_offset(services.store, queue, query, bounds)
     wanted = _tags(query.tag)
     try:
-        found, next_offset, passed = await _read_or_wait(services, queue, offset, query, wanted)
+        found, next_offset, passed = await _read_or_wait(services, call, queue, offset, query, wanted)
     except CorruptRecord as damage:
         context = {"offset": str(offset)}
         raise Refusal("record_corrupt", f"the message at offset {offset} of {queue} is damaged", context=context) from damage
@@ -105,7 +105,7 @@ async def _first_offset(store: MessageStore, queue: QueueId, query: PullQuery, b
 
 
 async def _read_or_wait(
-    services: Services, queue: QueueId, offset: int, query: PullQuery, wanted: frozenset[str] | None
+    services: Services, call: Call, queue: QueueId, offset: int, query: PullQuery, wanted: frozenset[str] | None
 ) -> tuple[list[StoredMessage], int, bool]:
     """(messages, the offset behind what was looked at, was anything looked at)."""
     deadline_ms = services.clock.monotonic_ms() + query.wait_ms
@@ -115,7 +115,7 @@ async def _read_or_wait(
         left_ms = deadline_ms - services.clock.monotonic_ms()
         if found or left_ms <= 0 or services.is_stopping:
             return found, at, at > offset
-        async with services.parked():
+        async with services.parked(call):
             await services.store.wait_for_arrival(queue, at, timeout_ms=left_ms)
 
 

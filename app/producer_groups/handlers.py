@@ -58,7 +58,7 @@ async def receive_checks(services: Services, call: Call, name: str) -> Reply:
     receive = services.transactions.receive_checks
     checks = await receive(name, max_checks=given.max_checks, lease_ms=given.lease_ms, wait_ms=0)
     if not checks and given.wait_ms:
-        async with services.parked():
+        async with services.parked(call):
             checks = await receive(name, max_checks=given.max_checks, lease_ms=given.lease_ms, wait_ms=given.wait_ms)
     now_ms = services.clock.wall_ms()
     return reply(200, CheckList(checks=[_check_view(check, now_ms) for check in checks]))

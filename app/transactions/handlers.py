@@ -87,7 +87,7 @@ async def begin(services: Services, call: Call) -> Reply:
 async def get(services: Services, call: Call, transaction_id: str) -> Reply:
     wait_ms = call.parameters(GetTransactionQuery).wait_ms
     if wait_ms and (await services.transactions.get(transaction_id)).state is TxnState.PREPARED:
-        async with services.parked():
+        async with services.parked(call):
             await services.transactions.wait_until_not_prepared(transaction_id, timeout_ms=wait_ms)
     return reply(200, transaction_view(await services.transactions.get(transaction_id)))
 
