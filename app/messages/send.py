@@ -42,7 +42,11 @@ async def send(services: Services, call: Call, topic_name: str) -> Reply:
 
 async def send_raw(services: Services, call: Call, topic_name: str) -> Reply:
     topic = await services.topics.get_or_create(topic_name)
-    return await _send_one(services, call, topic, _from_headers(call.headers), raw_body=call.body)
+    try:
+        return await _send_one(services, call, topic, _from_headers(call.headers), raw_body=call.body)
+    except Refusal as refusal:
+        refusal.errors = [msgspec.structs.replace(error, pointer=_header_of(error.pointer)) for error in refusal.errors]
+        raise
 
 
 async def send_batch(services: Services, call: Call, topic_name: str) -> Reply:
@@ -306,7 +310,17 @@ def _from_headers(headers: Mapping[str, str]) -> MessageInput:
     content_type = headers.get("content-type")
     if content_type:
         values["content_type"] = content_type
-    return codec.convert(values, MessageInput, pointer="/headers")
+    return codec.convert(values, MessageInput, pointer="")
+
+
+def _header_of(pointer: str) -> str:
+    """Where a field of a raw message was given."""
+    field, _, rest = pointer.removeprefix("/").partition("/")
+    if field == "headers":
+        return pointer
+    if field == "properties":
+        return f"/headers/{_RAW_PROPERTY}{rest}"
+    return "/headers/content-type" if field == "content_type" else f"/headers/message-{field.replace('_', '-')}"
 
 
 def _percent_decoded(text: str, pointer: str) -> str:
