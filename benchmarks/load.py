@@ -6,6 +6,7 @@ Runs in a process of its own, on a core of its own, so that it does not compete 
 import asyncio
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing import get_context
 from time import perf_counter
 from typing import NamedTuple
@@ -117,12 +118,12 @@ async def _drive(port: int, plan: Plan, connections: int, seconds: float) -> Loa
     for number in range(connections):
         done = loop.create_future()
         ends.append(done)
-        requests = plan(number)
-        await loop.create_connection(
-            lambda: _Connection(requests, begun + seconds, latencies, done),
-            "127.0.0.1",
-            port,  # noqa: B023
-        )
+        connection = _Connection(plan(number), begun + seconds, latencies, done)
+        await loop.create_connection(partial(_itself, connection), "127.0.0.1", port)
     await asyncio.gather(*ends)
     taken = perf_counter() - begun
     return Load(len(latencies), taken, sorted(latencies))
+
+
+def _itself(connection: _Connection) -> _Connection:
+    return connection

@@ -1,7 +1,7 @@
-"""Recovery with every byte checked: a gigabyte of log, in units of 100 messages and of one, without checkpoint or snapshots.
+"""Recovery with every byte checked: a gigabyte of log, in units of 100 messages and of one, without checkpoint.
 
-Three figures: finding and checking every unit (which is what must be done to know the end of the log), giving the consume queues
-back from them as well, and a whole start of the engine. Limits: reading the same bytes, and their crc32c in one go.
+Three figures: finding and checking every unit (which is what must be done to know the end of the log), giving the consume
+queues back from them as well, and a whole start of the engine. Limits: reading the same bytes, and their crc32c in one go.
 """
 
 import asyncio
@@ -34,8 +34,9 @@ def run() -> None:
     for count in (100, 1):
         with tempfile.TemporaryDirectory(dir=".") as directory:
             figures += _measure(Path(directory) / "store", count)
-    settings = "1 GiB, bodies of 100 bytes, key and tag, page cache warm; goal with every byte checked: 0.6 s in units of 100, 2 s in units of one"
-    show("Recovery of a gigabyte", settings, figures)
+    settings = "1 GiB, bodies of 100 bytes, key and tag, page cache warm"
+    goal = "goal with every byte checked: 0.6 s in units of 100, 2 s in units of one"
+    show("Recovery of a gigabyte", f"{settings}; {goal}", figures)
 
 
 def _measure(root: Path, count: int) -> list[Figure]:

@@ -32,9 +32,9 @@ import struct
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
-from zlib import crc32
 
 from crc32c import crc32c
+from isal.isal_zlib import crc32
 
 from storage.errors import InvalidMessage
 from storage.formats import properties
@@ -125,31 +125,41 @@ def encode(
     topic_field = b""
     magic = MAGIC_V1
     middle = b""
-    middle_of: tuple[int, int, int] | None = None
+    flags = born_at_ms = prepared_offset = -1
     pack_head = _HEAD.pack
     for message, queue_offset in zip(messages, queue_offsets, strict=True):
         body = message.body
-        own = _property_string(message)
+        key = message.key
+        tag = message.tag
+        if key is None or tag is None or message.system or message.properties:
+            own = _property_string(message)
+        else:
+            own = f"UNIQ_KEY\x01{message.message_id}\x02KEYS\x01{key}\x02TAGS\x01{tag}\x02".encode()
         queue = message.queue
         if queue.topic is not topic:
             topic = queue.topic
             magic, topic_field = _topic_field(topic)
-        constants = (message.transaction, message.born_at_ms, message.prepared_log_offset)
-        if constants != middle_of:
-            middle_of = constants
-            flags, born_at_ms, prepared_offset = constants
+        if (
+            message.transaction is not flags
+            or message.born_at_ms != born_at_ms
+            or message.prepared_log_offset != prepared_offset
+        ):
+            flags = message.transaction
+            born_at_ms = message.born_at_ms
+            prepared_offset = message.prepared_log_offset
             middle = _MIDDLE.pack(flags, born_at_ms, HOST, stored_at_ms, HOST, 0, prepared_offset)
         left -= 1
-        additions = UNIT_ITEM_BYTES if left else UNIT_ITEM_BYTES + SEAL_BYTES
-        size = FIXED_BYTES - 1 + len(topic_field) + len(body) + len(own) + additions
+        properties_bytes = len(own) + (UNIT_ITEM_BYTES if left else UNIT_ITEM_BYTES + SEAL_BYTES)
+        body_bytes = len(body)
+        size = FIXED_BYTES - 1 + len(topic_field) + body_bytes + properties_bytes
         padding = -(place + size) & (ALIGNMENT - 1)
         size += padding
-        properties_bytes = len(own) + padding + additions
+        properties_bytes += padding
         if properties_bytes > properties.MAX_PROPERTIES_BYTES:
             raise InvalidMessage(f"the properties of message {message.message_id} take {properties_bytes} bytes")
         parts += (
             pack_head(
-                size, magic, crc32(body) & _CRC_MASK, queue.number, 0, queue_offset, place, middle, len(body)
+                size, magic, crc32(body) & _CRC_MASK, queue.number, 0, queue_offset, place, middle, body_bytes
             ),
             body,
             topic_field,
@@ -166,15 +176,15 @@ def encode(
 
 
 def _property_string(message: Message) -> bytes:
-    key = message.key
-    tag = message.tag
-    if message.system or message.properties or key is None or tag is None:
-        items = [(properties.MESSAGE_ID, message.message_id), (properties.KEYS, key or ""), (properties.TAGS, tag or "")]
-        items += message.system.items()
-        items += message.properties.items()
-        items.append((properties.EMPTY, ",".join([name for name, value in message.properties.items() if not value])))
-        return properties.encode(items)
-    return f"UNIQ_KEY\x01{message.message_id}\x02KEYS\x01{key}\x02TAGS\x01{tag}\x02".encode()
+    items = [
+        (properties.MESSAGE_ID, message.message_id),
+        (properties.KEYS, message.key or ""),
+        (properties.TAGS, message.tag or ""),
+    ]
+    items += message.system.items()
+    items += message.properties.items()
+    items.append((properties.EMPTY, ",".join([name for name, value in message.properties.items() if not value])))
+    return properties.encode(items)
 
 
 def _topic_field(topic: str) -> tuple[int, bytes]:

@@ -32,8 +32,8 @@ class Arrivals:
     def notify(self, queues: Iterable[ConsumeQueue]) -> None:
         if not self._waiting:
             return
-        for queue in {queue.id for queue in queues}:
-            for wake in self._waiting.pop(queue, {}).values():
+        for queue in queues:
+            for wake in self._waiting.pop(queue.id, {}).values():
                 wake()
 
     def wake_all(self) -> None:

@@ -20,18 +20,26 @@ _READ_AHEAD = 128  # entries fetched from a file at once
 
 
 class ConsumeQueue:
-    """One queue. The writer assigns `next_offset`; readers see what lies in `bounds`."""
+    """One queue. The writer assigns `next_offset`; readers see what lies in `bounds`.
 
-    __slots__ = ("_recent", "_recent_from", "_unflushed_from", "end", "first", "id", "next_offset")
+    `append(entry)` makes the message at `end` visible. It is the list's own method: it is called once for each message.
+    """
+
+    __slots__ = ("_recent", "_recent_from", "_unflushed_from", "append", "first", "id", "next_offset")
 
     def __init__(self, queue: QueueId, *, first: int, end: int) -> None:
         self.id = queue
         self.first = first
-        self.end = end  # behind the last visible message
         self.next_offset = end  # of the next message that is appended
-        self._recent: list[bytes] = []  # entries [_recent_from, end)
+        self._recent: list[bytes] = []  # entries [_recent_from, end); always this same list
+        self.append = self._recent.append
         self._recent_from = end
         self._unflushed_from = end
+
+    @property
+    def end(self) -> int:
+        """Behind the last visible message."""
+        return self._recent_from + len(self._recent)
 
     @property
     def bounds(self) -> OffsetRange:
@@ -40,11 +48,6 @@ class ConsumeQueue:
     @property
     def has_unflushed(self) -> bool:
         return self._unflushed_from < self.end
-
-    def append(self, entry: bytes) -> None:
-        """The entry of the message at `end`, which becomes visible."""
-        self._recent.append(entry)
-        self.end += 1
 
     def recent(self, queue_offset: int, count: int) -> list[QueueEntry] | None:
         """Entries from memory; None where they are only in the file."""
@@ -130,7 +133,7 @@ class ConsumeQueues:
         if found.end != queue_offset:
             return found.end
         found.append(entry)
-        found.next_offset = found.end
+        found.next_offset = queue_offset + 1
         return None
 
 

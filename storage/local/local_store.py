@@ -4,7 +4,7 @@ The event loop on which it is opened owns it; every method is called there.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Literal, NamedTuple, TypeVar
 
@@ -106,6 +106,7 @@ class LocalMessageStore:
         on_failure: Callable[[Exception], None],
     ) -> None:
         recovered = files.recovered
+        self._loop = asyncio.get_running_loop()  # asked once: asking is a system call
         self._options = options
         self._files = files
         self._clock = clock
@@ -193,7 +194,7 @@ class LocalMessageStore:
             return []
         if len(messages) > unit.MAX_RECORDS:
             raise InvalidRequest(f"{len(messages)} messages in one append, at most {unit.MAX_RECORDS} fit")
-        answer: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[list[Appended]] = self._loop.create_future()
         queues = self._queues_of(messages)
         self._writer.add(AppendCall(messages, queues, durability, done=_answering(answer), failed=_failing(answer)))
         return await answer
@@ -218,7 +219,7 @@ class LocalMessageStore:
             left_ms = deadline_ms - self._clock.monotonic_ms()
             if left_ms <= 0:
                 return False
-            arrival: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            arrival: asyncio.Future[None] = self._loop.create_future()
             wake = _waking(arrival)
             forget = self._arrivals.wait(queue, wake)
             timer = self._runner.later(left_ms, wake)
@@ -240,7 +241,7 @@ class LocalMessageStore:
         message = group_offsets.commit_message(
             group, queue, queue_offset, message_id=self._identifiers.new("msg"), now_ms=self._clock.wall_ms()
         )
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[None] = self._loop.create_future()
 
         def done(_: list[Appended]) -> None:
             # Here and not in the caller's turn: a snapshot of the table must never miss a message that can be read.
@@ -278,7 +279,7 @@ class LocalMessageStore:
             return
         if self._failure is not None:
             raise FlushFailed
-        synced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        synced: asyncio.Future[None] = self._loop.create_future()
         self._synced.append((appended.log_offset, synced))
         self._flusher.request(self._writer.written_end, self._writer.stored_at_ms)
         await synced
@@ -392,7 +393,7 @@ class LocalMessageStore:
 
     # ------------------------------------------------------------------------------------------- what the parts report
 
-    def _on_visible(self, queues: list[ConsumeQueue]) -> None:
+    def _on_visible(self, queues: Iterable[ConsumeQueue]) -> None:
         self._deriver.note_visible(queues)
         self._arrivals.notify(queues)
 
@@ -436,7 +437,7 @@ class LocalMessageStore:
     async def _close(self) -> None:
         self.stop_waiting()
         if not self._writer.is_idle and self._failure is None:
-            self._drained = asyncio.get_running_loop().create_future()
+            self._drained = self._loop.create_future()
             await self._drained
         self._interval.stop()
         self._preparer.stop()
@@ -453,7 +454,7 @@ class LocalMessageStore:
             self._own_runner.close()
 
     async def _keep_derived(self) -> bool:
-        kept: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        kept: asyncio.Future[bool] = self._loop.create_future()
         self._kept = kept
         self._deriver.run_thorough(lambda succeeded: _resolve(kept, succeeded))
         return await kept

@@ -16,7 +16,7 @@ decision that somebody has already read.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import Literal
 
@@ -103,9 +103,9 @@ class LogWriter:
         *,
         epoch: int,
         last_stored_at_ms: int,
-        on_visible: Callable[[list[ConsumeQueue]], None],
+        on_visible: Callable[[Iterable[ConsumeQueue]], None],
     ) -> None:
-        """`on_visible` is told the queues that have new messages, one mention for each message."""
+        """`on_visible` is told the queues that have new messages, each once."""
         self._log = log
         self._preparer = preparer
         self._runner = runner
@@ -266,7 +266,7 @@ class LogWriter:
         end = self._log.written_end = places.pop()
         self._preparer.advance(end)
         written = _Unit(queues, queue_offsets, places, end, now_ms, self._clock.monotonic_ms())
-        hashes = [queue_entry.tag_hash(message.tag) for message in messages]
+        hashes = map(queue_entry.tag_hash, [message.tag for message in messages])
         written.entries = list(map(queue_entry.encode, places, record_bytes, hashes))
         self._written(written, calls)
         return True
@@ -336,7 +336,7 @@ class LogWriter:
             self.visible_end = first.end
             self.visible_stored_at_ms = first.stored_at_ms
         for visible in seen:
-            self._on_visible(visible.queues)
+            self._on_visible(dict.fromkeys(visible.queues))
             for call, at in visible.waiting:
                 self._answer(call, visible.appended(call, at, durable=visible.end <= durable_end))
 
