@@ -3,6 +3,8 @@
 Source: RocketMQ MessageStoreConfig.messageDelayLevel, ScheduleMessageService#computeDeliverTimestamp.
 """
 
+import re
+
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 DELAY_LEVEL = "DELAY"  # the property
 
@@ -11,9 +13,10 @@ DELAYS_MS = tuple(
     for seconds in (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 )  # fmt: skip
 _UNKNOWN_LEVEL_MS = 1000
+_LEVEL = re.compile("[0-9]{1,10}")  # a Java int has no more digits
 
 
 def deliver_at_ms(level: str, stored_at_ms: int) -> int:
     """When a message of this level (the property's text, from "1") that was stored then is due."""
-    number = min(int(level), len(DELAYS_MS)) if level.isascii() and level.isdigit() else 0
+    number = min(int(level), len(DELAYS_MS)) if _LEVEL.fullmatch(level) else 0
     return stored_at_ms + (DELAYS_MS[number - 1] if number else _UNKNOWN_LEVEL_MS)

@@ -26,7 +26,8 @@ Source: RocketMQ MessageExtEncoder, MessageDecoder, MessageSysFlag, CommitLog.De
 
 import struct
 from typing import NamedTuple
-from zlib import crc32
+
+from isal.isal_zlib import crc32
 
 from storage.formats import properties
 from storage.message import QueueId, StoredMessage, TransactionBits
@@ -38,6 +39,7 @@ MAGIC_END_OF_FILE = 0xCBD43194
 END_OF_FILE_BYTES = 8
 FIXED_BYTES = 91  # version 1 with IPv4 hosts: everything but body, topic and properties
 V1_TOPIC_BYTES = 127
+_IPV6_MORE_BYTES = 12
 
 COMPRESSED = 0x1
 TRANSACTION_MASK = 0xC
@@ -152,7 +154,10 @@ def decode(raw: bytes, at: int = 0) -> Record:
     if not FIXED_BYTES <= total <= available:
         raise DamagedRecord(f"length is {total}, {available} bytes are there")
     body_at = at + _HEADER.size
-    if sys_flag & (BORN_HOST_IPV6 | STORE_HOST_IPV6):
+    ipv6_hosts = (sys_flag & (BORN_HOST_IPV6 | STORE_HOST_IPV6)).bit_count()
+    if ipv6_hosts:
+        if total < FIXED_BYTES + ipv6_hosts * _IPV6_MORE_BYTES:
+            raise DamagedRecord(f"length is {total}, which is too little for its IPv6 hosts")
         cursor = at + _HEADER_TO_BORN.size
         born_host, cursor = _host(raw, cursor, sys_flag & BORN_HOST_IPV6)
         (stored_at_ms,) = _AFTER_BORN.unpack_from(raw, cursor)

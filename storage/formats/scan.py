@@ -34,8 +34,8 @@ class Stop(Enum):
 class Scan(NamedTuple):
     """What a walk found: the whole records in order, and where it stopped.
 
-    `record_offsets` are log offsets. `end` is the log offset behind the last whole unit. `epoch` and `synced_offset` are the
-    highest that a unit of ours stated, 0 where there is none.
+    `record_offsets` are log offsets. `end` is the log offset behind the last whole unit. `epoch` and `synced_offset` are what
+    the last unit of ours stated (neither falls along a log); where there is none, the epoch asked for, and 0.
     """
 
     record_offsets: Ints
@@ -76,7 +76,7 @@ def scan(window: bytes, window_offset: int, *, begin: int, segment_end: int, epo
         if run is not None:
             found.append((run.positions, run.sizes))
             at = run.end
-            epoch, synced_offset = run.item.epoch, max(synced_offset, run.item.synced_offset)
+            epoch, synced_offset = run.item.epoch, run.item.synced_offset
         step = judge(window, at, window_offset, segment_end=segment_end, epoch=epoch)
         if isinstance(step, Halt):
             break
@@ -84,7 +84,7 @@ def scan(window: bytes, window_offset: int, *, begin: int, segment_end: int, epo
         found.append((np.array(positions, np.int64), np.array(sizes, np.int64)))
         at = step.end
         if step.item is not None and step.item.first_offset == window_offset + positions[0]:
-            epoch, synced_offset = step.item.epoch, max(synced_offset, step.item.synced_offset)
+            epoch, synced_offset = step.item.epoch, step.item.synced_offset
     offsets = np.concatenate([positions for positions, _ in found]) if found else np.empty(0, np.int64)
     lengths = np.concatenate([sizes for _, sizes in found]) if found else np.empty(0, np.int64)
     return Scan(offsets + window_offset, lengths, window_offset + at, step.stop, step.reason, epoch, synced_offset)
@@ -166,7 +166,9 @@ def _judge_alone(raw: bytes, at: int, offset: int) -> Unit | Halt:
 
 
 def _item_at_end(window: bytes, end: int) -> unit.UnitItem | None:
-    """The unit item in its place at the end of a record, before the seal where there is one."""
+    """The unit item in its place at the end of a record, before the seal where there is one; None where there is none."""
+    if not unit.UNIT_ITEM_BYTES <= end <= len(window):
+        return None
     sealed = window.startswith(unit.SEAL_START, end - unit.SEAL_BYTES)
     return unit.decode_item(window, end - unit.UNIT_ITEM_BYTES - (unit.SEAL_BYTES if sealed else 0))
 
@@ -183,10 +185,7 @@ def units_between(
     for position in _candidates(window, aligned - window_offset).tolist():
         if window_offset + position >= end:
             return
-        total, _ = records.start(window, position)
-        if total < records.FIXED_BYTES or position + total > len(window):
-            continue
-        item = _item_at_end(window, position + total)
+        item = _item_at_end(window, position + records.start(window, position)[0])
         if item is not None and item.first_offset == window_offset + position:
             step = judge(window, position, window_offset, segment_end=segment_end, epoch=epoch)
             if isinstance(step, Unit):
@@ -225,7 +224,11 @@ def _candidates(window: bytes, at: int) -> Ints:
 
 def _scan_units(window: bytes, at: int, window_offset: int, epoch: int) -> _Run | None:
     """The run of whole units of ours that begins at `at`; None where there is none. Says nothing about what ends it."""
-    if (window_offset + at) % unit.ALIGNMENT or window_offset % unit.ALIGNMENT:
+    if (window_offset + at) % unit.ALIGNMENT or window_offset % unit.ALIGNMENT or at + records.FIXED_BYTES > len(window):
+        return None
+    # Before the whole window is looked at: behind each record of a broker the question is asked again.
+    item = _item_at_end(window, at + records.start(window, at)[0])
+    if item is None or item.first_offset != window_offset + at:
         return None
     positions = _candidates(window, at)
     if not len(positions) or positions[0] != at:

@@ -93,7 +93,7 @@ def decode_item(raw: bytes, at: int = 0) -> UnitItem | None:
         return None
     item = UnitItem(first_offset, synced_offset, epoch, record_count)
     # Compared as bytes: int() also takes capitals, spaces, signs and underscores, none of which we write.
-    return item if raw[at:end] == encode_item(item) else None
+    return item if min(item) >= 0 and raw[at:end] == encode_item(item) else None
 
 
 def seal_of(data: bytes | memoryview) -> bytes:

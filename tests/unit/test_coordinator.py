@@ -1,4 +1,4 @@
-"""Transactions over a store: the first decision wins, nothing is seen before it, checks come as planned, nothing is forgotten."""
+"""Transactions over a store: the first decision wins, nothing is seen before it, checks come as planned, nothing is lost."""
 
 import asyncio
 
