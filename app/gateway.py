@@ -94,6 +94,10 @@ class Gateway:
                 f"content encoding {encoding[:100]} is not taken",
                 headers={"Accept-Encoding": "identity"},
             )
+        if headers.get("transfer-encoding", "chunked").lower() != "chunked":
+            raise Refusal(
+                "malformed_request", "the one transfer encoding that is taken is chunked", headers={"Connection": "close"}
+            )
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > self._max_body_bytes:
             raise self._too_large()

@@ -8,11 +8,14 @@ import asyncio
 import secrets
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app import codec
 from app.problems import MEDIA_TYPE, Refusal, document
 from app.settings import HttpOptions
+
+_OF_AN_UPGRADE = (b"upgrade", b"http2-settings")
 
 
 def guarded(options: HttpOptions) -> type[asyncio.Protocol]:
@@ -37,11 +40,35 @@ def guarded(options: HttpOptions) -> type[asyncio.Protocol]:
 
         def data_received(self, data: bytes) -> None:
             was_in_head = self._is_in_head
-            super().data_received(data)
+            self._unset_keepalive_if_required()
+            self._feed(data)
             if was_in_head and self._is_in_head:  # a header that does not end is not reported either
                 self._received_bytes += len(data)
                 if self._received_bytes > options.max_head_bytes:
                     self.send_400_response("")
+
+        def _feed(self, data: bytes) -> None:
+            while data:
+                try:
+                    self.parser.feed_data(data)
+                    data = b""
+                except httptools.HttpParserUpgrade as upgrade:
+                    # Java's client asks for HTTP/2 with every first request, and the parser would take the body for that. We
+                    # stay with HTTP/1.1, as RFC 9110 (7.8) allows: the request is read again without the question.
+                    data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                    self.parser = _new_parser(self)
+                except httptools.HttpParserError:
+                    self.send_400_response("")
+                    return
+
+        def _head_without_upgrade(self) -> bytes:
+            lines = [b"%s %s HTTP/1.1" % (self.scope["method"].encode(), self.url)]
+            for name, value in self.headers:
+                if name == b"connection":
+                    value = b", ".join(word for word in value.split(b",") if word.strip().lower() not in _OF_AN_UPGRADE)
+                if name not in _OF_AN_UPGRADE:
+                    lines.append(b"%s: %s" % (name, value))
+            return b"\r\n".join([*lines, b"", b""])
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
@@ -54,15 +81,22 @@ def guarded(options: HttpOptions) -> type[asyncio.Protocol]:
             super().on_url(url)
 
         def on_header(self, name: bytes, value: bytes) -> None:
-            self._count(len(name) + len(value))
+            self._count(len(name) + len(value) + len(": \r\n"))
             super().on_header(name, value)
 
         def on_headers_complete(self) -> None:
             self._is_in_head = False
+            if self.parser.should_upgrade():
+                self.scope["method"] = self.parser.get_method().decode("ascii")
+                if self.scope["method"] == "CONNECT":
+                    raise ValueError("this is no proxy")
+                return
             self._expect_within(options.body_timeout_ms)
             super().on_headers_complete()
 
         def on_message_complete(self) -> None:
+            if self.parser.should_upgrade():
+                return
             self._expect_nothing()
             super().on_message_complete()
 
@@ -108,3 +142,9 @@ def guarded(options: HttpOptions) -> type[asyncio.Protocol]:
                 self.transport.close()
 
     return GuardedProtocol
+
+
+def _new_parser(protocol: HttpToolsProtocol) -> Any:
+    parser = httptools.HttpRequestParser(protocol)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets it
+    return parser

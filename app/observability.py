@@ -40,6 +40,8 @@ def configure_logging(*, level: str, readable: bool) -> None:
         )
     )
     logging.basicConfig(level=max(threshold, logging.WARNING), handlers=[handler], force=True)
+    # It warns of every request that is no HTTP: whoever sends them would write our log.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 
 
 class Metrics:

@@ -8,6 +8,7 @@ from enum import Enum
 import structlog
 from sqlalchemy.exc import DatabaseError
 
+from app import exit_codes
 from app.observability import Metrics
 from app.problems import Refusal
 from app.registry.database import Database
@@ -27,13 +28,6 @@ from storage.message import Durability
 from txn.coordinator import TransactionCoordinator
 
 log = structlog.get_logger()
-
-# sysexits.h, where it has a fitting one.
-EXIT_DATA_DAMAGED = 65
-EXIT_BUG = 70
-EXIT_DIRECTORY_IN_USE = 73
-EXIT_STORAGE_FAILED = 74
-EXIT_CONFIGURATION = 78
 
 
 class Phase(Enum):
@@ -120,16 +114,16 @@ class Wiring:
         try:
             await self._open()
         except DirectoryInUse as error:
-            self._fail(EXIT_DIRECTORY_IN_USE, error)
+            self._fail(exit_codes.DIRECTORY_IN_USE, error)
         except (StorageError, DatabaseError) as error:
-            self._fail(EXIT_DATA_DAMAGED, error)
+            self._fail(exit_codes.DATA_DAMAGED, error)
         except (PermissionError, NotADirectoryError, FileExistsError) as error:
-            self._fail(EXIT_CONFIGURATION, error)
+            self._fail(exit_codes.CONFIGURATION, error)
         except OSError as error:
-            self._fail(EXIT_STORAGE_FAILED, error)
+            self._fail(exit_codes.STORAGE_FAILED, error)
         except Exception as error:
             log.exception("start_failed")
-            self._fail(EXIT_BUG, error)
+            self._fail(exit_codes.BUG, error)
 
     async def _open(self) -> None:
         settings, clock, stack = self.settings, self._clock, self._stack
@@ -203,7 +197,7 @@ class Wiring:
         self.progress = (walked, to_walk)
 
     def _on_store_failure(self, error: Exception) -> None:
-        self._fail(EXIT_STORAGE_FAILED, error)
+        self._fail(exit_codes.STORAGE_FAILED, error)
 
     def _fail(self, exit_code: int, error: Exception) -> None:
         self.phase = Phase.FAILED

@@ -1,4 +1,4 @@
-"""`escrowmq`: the command and its verbs."""
+"""`escrowmq`: the command and its verbs. What a verb needs is imported by it alone: `--help` and a refusal come at once."""
 
 import sys
 from pathlib import Path
@@ -6,11 +6,8 @@ from typing import Annotated
 
 import typer
 
+from app import exit_codes
 from app.settings import ConfigurationError, load
-from app.wiring import EXIT_CONFIGURATION
-from cli import dump as dump_command
-from cli import openapi as openapi_command
-from cli import serve as serve_command
 
 app = typer.Typer(
     name="escrowmq",
@@ -38,8 +35,10 @@ def serve(
         settings = load(config_file=config, host=host, port=port, data_dir=data_dir, dev=dev)
     except ConfigurationError as error:
         sys.stderr.write(f"escrowmq: {error}\n")
-        raise typer.Exit(EXIT_CONFIGURATION) from None
-    raise typer.Exit(serve_command.run(settings))
+        raise typer.Exit(exit_codes.CONFIGURATION) from None
+    from cli import serve as command
+
+    raise typer.Exit(command.run(settings))
 
 
 @app.command()
@@ -47,7 +46,9 @@ def openapi(
     out: Annotated[Path | None, typer.Option(help="Write to this file instead of standard output.")] = None,
 ) -> None:
     """Print the OpenAPI document."""
-    openapi_command.run(out)
+    from cli import openapi as command
+
+    command.run(out)
 
 
 @app.command()
@@ -55,7 +56,9 @@ def dump(
     file: Annotated[Path, typer.Argument(help="A segment, a queue file, a checkpoint, by its path in the store.", exists=True)],
 ) -> None:
     """Print a stored file as text, one line a record or entry."""
-    dump_command.run(file)
+    from cli import dump as command
+
+    command.run(file)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from types import FrameType
 import structlog
 import uvicorn
 
+from app import exit_codes
 from app.guard import guarded
 from app.main import create_app
 from app.observability import configure_logging
@@ -15,7 +16,6 @@ from app.settings import Settings
 from app.wiring import Wiring
 from storage.local.options import FlushPolicy
 
-EXIT_NO_ADDRESS = 69
 _BACKLOG = 2048
 
 log = structlog.get_logger()
@@ -51,7 +51,7 @@ def run(settings: Settings) -> int:
         listener = _listen(settings.host, settings.port)
     except OSError as error:
         log.critical("address_not_available", host=settings.host, port=settings.port, error=str(error))
-        return EXIT_NO_ADDRESS
+        return exit_codes.NO_ADDRESS
     _log_banner(settings, listener)
     app = create_app(settings)
     wiring: Wiring = app.state.wiring

@@ -80,10 +80,10 @@ class Server:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait(_STOP_SECONDS)
 
-    def terminate(self) -> int:
-        """SIGTERM; the exit status."""
+    def terminate(self, how: signal.Signals = signal.SIGTERM) -> int:
+        """Ask it to end; the exit status."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)
+        self._process.send_signal(how)
         return self.wait()
 
     def wait(self) -> int:

@@ -1,0 +1,287 @@
+"""HTTP itself: what is no HTTP is refused as everything is, what is odd but allowed works, nothing gets out of step."""
+
+import json
+import socket
+import time
+
+import pytest
+
+from tests.support.http import Answer, answers, assert_problem, ok, request, speak, until
+from tests.support.server import Server
+
+LIVE = b'{"live":true}'
+SLOW = {"ESCROWMQ_HTTP__HEAD_TIMEOUT_MS": "200", "ESCROWMQ_HTTP__BODY_TIMEOUT_MS": "400"}
+H2C = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA")
+
+
+def post(body: bytes, *headers: str, path: str = "/v1/topics", **options) -> bytes:
+    return request("POST", path, "Content-Type: application/json", *headers, body=body, **options)
+
+
+def chunked(*chunks: bytes) -> bytes:
+    return b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in (*chunks, b""))
+
+
+def problem_of(answer: Answer, status: int, code: str) -> dict:
+    assert answer.status == status, answer
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem = json.loads(answer.body)
+    assert problem["code"] == code
+    assert problem["request_id"]
+    return problem
+
+
+GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /v1/topics HTTP/1.1\r\nHost: x\r\n"
+NOT_HTTP = {
+    "words": b"good morning\r\n\r\n",
+    "zeros": bytes(100),
+    "TLS": bytes.fromhex("1603010200010001fc0303") + bytes(100),
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "a method in small letters": b"get /livez HTTP/1.1\r\n\r\n",
+    "a method that nobody knows": b"FETCH /livez HTTP/1.1\r\n\r\n",
+    "a version that nobody knows": b"GET /livez HTTP/9.9\r\n\r\n",
+    "a proxy's request": b"CONNECT shop:443 HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a proxy's request with an upgrade": b"CONNECT shop:443 HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
+    "a path that is no ASCII": "GET /v1/topics/ü HTTP/1.1\r\nHost: x\r\n\r\n".encode(),
+    "a space in the path": b"GET /v1/topics/a b HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a header on two lines": GET + b"X: a\r\n b\r\n\r\n",
+    "a space before the colon": GET + b"X : a\r\n\r\n",
+    "a NUL in a header": GET + b"X: a\x00b\r\n\r\n",
+    "a bare CR in a header": GET + b"X: a\rb\r\n\r\n",
+    "bare line feeds": b"GET /livez HTTP/1.1\nHost: x\n\n",
+    "two lengths": POST + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+    "the same length twice": POST + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}",
+    "a length and chunks": POST + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunks and a length": POST + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n0\r\n\r\n",
+    "a chunk of no size": POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "a chunk of a negative size": POST + b"Transfer-Encoding: chunked\r\n\r\n-1\r\n",
+    "a chunk of any size": POST + b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n",
+    "a chunk that is longer than it says": POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}XX0\r\n\r\n",
+    "another transfer encoding": POST + b"Transfer-Encoding: gzip\r\n\r\n{}",
+    "another transfer encoding, chunked": POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n" + chunked(b"{}"),
+    "nearly chunked": POST + b"Transfer-Encoding: xchunked\r\n\r\n" + chunked(b"{}"),
+    "a head without end": b"GET /livez HTTP/1.1\r\nX: " + b"a" * 1_000_000,
+    "a head that is too large": GET + b"X: " + b"a" * 200_000 + b"\r\n\r\n",
+    "too many headers": GET + b"a: b\r\n" * 60_000 + b"\r\n",
+    "a path that is too long": b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\n\r\n",
+    **{
+        f"a length of {length!r}": POST + f"Content-Length: {length}\r\n\r\n{{}}".encode()
+        for length in ("-1", "+2", "x", "0x2", "2, 2", "2 2", "1e1", " ", "9" * 30)
+    },
+}
+
+
+@pytest.mark.parametrize("data", NOT_HTTP.values(), ids=NOT_HTTP)
+def test_what_is_no_http_is_refused_with_a_problem_and_ends_the_connection(server, data):
+    (answer,) = speak(server, data)
+
+    problem_of(answer, 400, "malformed_request")
+    assert answer.headers["connection"] == "close"
+
+
+def test_requests_in_one_packet_are_answered_in_their_order(server):
+    found = speak(server, request("GET", "/livez") + request("GET", "/v1/nothing") + request("GET", "/livez", close=True))
+
+    assert [answer.status for answer in found] == [200, 404, 200]
+
+
+def test_fifty_posts_in_one_packet_are_all_taken_and_in_order(server, api, topic):
+    path = f"/v1/topics/{topic}/messages"
+    posts = [post(b'{"json":%d}' % number, path=path, close=number == 49) for number in range(50)]
+
+    found = speak(server, b"".join(posts))
+
+    assert [answer.status for answer in found] == [201] * 50
+    messages = ok(api.get(f"/v1/topics/{topic}/queues/0/messages", params={"max_messages": 100}))["messages"]
+    assert [message["payload"] for message in messages] == [str(number) for number in range(50)]
+
+
+def test_what_came_before_the_nonsense_is_answered_first(server, topic):
+    waiting = request("GET", f"/v1/topics/{topic}/queues/0/messages?wait_ms=50")
+
+    (answer,) = speak(server, waiting + b"nonsense\r\n\r\n")
+
+    assert (answer.status, answer.headers["connection"]) == (200, "close")
+
+
+def test_a_request_waits_its_turn_behind_a_long_poll(server, topic):
+    waiting = request("GET", f"/v1/topics/{topic}/queues/0/messages?wait_ms=50")
+
+    found = speak(server, waiting + request("GET", "/livez", close=True))
+
+    assert [answer.status for answer in found] == [200, 200]
+    assert found[1].body == LIVE
+
+
+def test_a_body_may_come_byte_by_byte_and_in_chunks(server, topic):
+    body = json.dumps({"topic": f"slow-{topic}"}).encode()
+    (answer,) = speak(server, *(bytes([byte]) for byte in post(body, close=True)))
+    assert answer.status == 201
+
+    head = request("POST", "/v1/topics", "Content-Type: application/json", "Transfer-Encoding: chunked", close=True)
+    body = json.dumps({"topic": f"chunked-{topic}"}).encode()
+    (answer,) = speak(server, head + chunked(*(bytes([byte]) for byte in body)))
+    assert answer.status == 201
+    (answer,) = speak(server, head + b"5;name=value\r\n{    \r\n1\r\n}\r\n0\r\nTrailer: x\r\n\r\n")
+    problem_of(answer, 422, "validation_failed")
+
+
+def test_a_body_of_16_mib_is_read_and_one_byte_more_is_not(server, api, topic):
+    path = f"/v1/topics/{topic}/messages/raw"
+    limit = 16 << 20
+    problem_of(speak(server, request("POST", path, f"Content-Length: {limit + 1}", close=True))[0], 413, "body_too_large")
+    # Read, and then refused for its topic.
+    assert_problem(api.post(path, content=bytes(limit)), 413, "message_too_large")
+
+    # Without a length it is counted as it comes, and the rest of it does no harm.
+    head = request("POST", path, "Transfer-Encoding: chunked", close=True)
+    mebibyte = b"100000\r\n" + bytes(1 << 20) + b"\r\n"
+    (answer,) = speak(server, head, *[mebibyte] * 17, b"0\r\n\r\n")
+    problem_of(answer, 413, "body_too_large")
+    problem_of(speak(server, request("POST", path, f"Content-Length: {2**64 - 1}", close=True))[0], 413, "body_too_large")
+
+
+def test_a_refused_body_that_comes_all_the_same_leaves_the_connection_in_step(server):
+    body = b"x" * 200_000
+    refused = request("POST", "/v1/topics", "Content-Type: text/plain", body=body)
+
+    found = speak(server, refused + request("GET", "/livez", close=True))
+
+    assert [answer.status for answer in found] == [415, 200]
+
+
+def test_who_waits_to_be_told_to_continue_is_told(server, topic):
+    body = json.dumps({"topic": f"expected-{topic}"}).encode()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        head, _, _ = post(body, "Expect: 100-continue", close=True).partition(body)
+        connection.sendall(head)
+        assert connection.recv(1_000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(body)
+        received = b"".join(iter(lambda: connection.recv(1_000), b""))
+    assert answers(received)[0].status == 201
+
+
+def test_a_question_for_another_protocol_is_passed_over_and_the_body_is_not(server, topic):
+    body = json.dumps({"topic": f"h2c-{topic}"}).encode()
+    asking = post(body, *H2C)
+
+    first, second = speak(server, asking + request("GET", "/livez", close=True))
+    assert (first.status, second.status) == (201, 200)
+    head, _, _ = asking.partition(body)
+    (parted, last) = speak(server, head, body, request("GET", "/livez", close=True))
+    assert (parted.status, last.status) == (200, 200)
+    socket_key = ("Upgrade: websocket", "Connection: Upgrade, close", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
+    assert [answer.status for answer in speak(server, request("GET", "/livez", *socket_key))] == [200]
+
+
+def test_an_old_client_is_answered_and_its_connection_closed(server):
+    (answer,) = speak(server, request("GET", "/livez", version="1.0"))
+
+    assert (answer.status, answer.headers["connection"], answer.body) == (200, "close", LIVE)
+
+
+def test_the_head_of_everything_that_can_be_got_can_be_asked_for(api, topic):
+    for path in ("/livez", "/readyz", "/metrics", "/docs", "/openapi.json", "/v1/topics", f"/v1/topics/{topic}", "/problems"):
+        got, head = api.get(path), api.head(path)
+        assert (head.status_code, head.content) == (got.status_code, b"")
+        assert head.headers["content-type"] == got.headers["content-type"]
+        if path != "/metrics":
+            assert head.headers["content-length"] == got.headers["content-length"]
+    assert api.head("/v1/nothing").status_code == 404
+    assert api.head("/v1/transactions/x/commit").status_code == 405
+
+
+def test_405_names_every_method_of_the_path(api, topic):
+    for path, methods in (
+        ("/v1/topics", "GET, HEAD, POST"),
+        ("/v1/groups/billing/offsets", "GET, HEAD, PUT"),
+        (f"/v1/topics/{topic}", "GET, HEAD"),
+        (f"/v1/topics/{topic}/messages", "POST"),
+    ):
+        for method in ("DELETE", "OPTIONS"):
+            answer = api.request(method, path)
+            assert_problem(answer, 405, "method_not_allowed")
+            assert answer.headers["allow"] == methods
+
+
+def test_a_body_on_a_get_is_passed_over(api):
+    assert ok(api.request("GET", "/v1/topics", params={"page_size": 1}, content=b"nonsense"))["items"] is not None
+
+
+def test_an_empty_body_is_an_empty_object_where_every_field_may_be_left_out(api, topic):
+    begun = {"producer_group": "shop", "messages": [{"topic": topic, "message": {"payload": "x"}}]}
+    transaction_id = ok(api.post("/v1/transactions", json=begun), 201)["transaction_id"]
+    ok(api.post(f"/v1/transactions/{transaction_id}/resume"))
+    for content_type in ({}, {"Content-Type": "application/json"}):
+        ok(api.post("/v1/producer-groups/shop/checks/receive", headers=content_type))
+        ok(api.post(f"/v1/transactions/{transaction_id}/rollback", headers=content_type))
+        assert_problem(api.post("/v1/topics", headers=content_type), 422, "validation_failed", "/topic")
+    ok(api.post(f"/v1/transactions/{transaction_id}/rollback", json={}))
+
+
+@pytest.mark.parametrize("content_type", [None, "application/json", "Application/JSON", "application/json; charset=utf-8"])
+def test_json_is_taken_by_its_name_or_without_one(api, topic, content_type):
+    headers = {} if content_type is None else {"Content-Type": content_type}
+
+    ok(api.post(f"/v1/topics/{topic}/messages", content=b'{"json":1}', headers=headers), 201)
+
+
+# ------------------------------------------------------------------------------------------------------------- Request-Id
+
+
+@pytest.mark.parametrize("given", ["abc", "!" * 128, "8f1c-42", '"<>&'])
+def test_a_request_id_comes_back(api, given):
+    assert api.get("/livez", headers={"Request-Id": given}).headers["request-id"] == given
+    refused = api.get("/v1/nothing", headers={"Request-Id": given})
+    assert assert_problem(refused, 404, "route_not_found")["request_id"] == given
+
+
+@pytest.mark.parametrize("given", [None, "", "a b", "x" * 129, "ä"])
+def test_a_request_without_an_id_of_its_own_gets_one(api, given):
+    headers = {} if given is None else {"Request-Id": given.encode()}
+    first, second = (api.get("/livez", headers=headers).headers["request-id"] for _ in range(2))
+
+    assert len(first) == 16
+    assert first != second
+
+
+# ----------------------------------------------------------------------------------------------------- slow and many
+
+
+def test_silent_and_dribbling_clients_are_cut_off_and_honest_ones_are_not(tmp_path):
+    with Server(tmp_path / "data", environment=SLOW) as server, server.client() as api:
+        ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+        begun = time.monotonic()
+        for start in (b"", b"GET /livez HT", GET, POST + b"Content-Length: 9\r\n\r\n{"):
+            assert speak(server, start) == [], "closed without an answer"
+        # Behind a long poll it is we who are late, not the client.
+        waiting = request("GET", "/v1/topics/orders/queues/0/messages?wait_ms=1000")
+        found = speak(server, waiting + request("GET", "/livez") + POST + b"Connection: close\r\nContent-Length: 2\r\n\r\n{}")
+
+        assert [answer.status for answer in found] == [200, 200, 422]
+        assert time.monotonic() - begun < 15
+        assert ok(api.get("/readyz"))["ready"] is True
+
+
+def test_one_connection_too_many_is_told_so(tmp_path):
+    with Server(tmp_path / "data", environment={"ESCROWMQ_HTTP__MAX_CONNECTIONS": "3"}) as server:
+
+        def opened() -> socket.socket | None:
+            connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+            connection.sendall(request("GET", "/livez"))
+            if connection.recv(1_000).startswith(b"HTTP/1.1 200"):
+                return connection
+            connection.close()
+            return None
+
+        open_ones = [until(opened, "those that asked whether it is ready have gone") for _ in range(3)]
+
+        (answer,) = speak(server, request("GET", "/livez"))
+
+        problem_of(answer, 503, "overloaded")
+        assert answer.headers["retry-after"] == "1"
+        open_ones[0].close()
+        until(lambda: speak(server, request("GET", "/livez", close=True))[0].status == 200, "there is room again")
+        for one in open_ones:
+            one.close()
