@@ -134,7 +134,16 @@ class PullQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, rename
     offset: Annotated[int, Meta(ge=0, description="The first offset to read; the beginning of the queue if left out.")] | (
         UnsetType
     ) = UNSET
-    from_: Annotated[str, Meta(description="Instead of an offset: the first message stored then or later.")] | UnsetType = UNSET
+    from_: (
+        Annotated[
+            str,
+            Meta(
+                description="Instead of an offset: the first message stored then or later. RFC 3339.",
+                extra_json_schema={"format": "date-time"},
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     max_messages: Annotated[int, Meta(ge=1, le=1_000)] = 32
     max_bytes: Annotated[int, Meta(ge=1, le=MAX_BODY_BYTES, description="Of bodies; one message always comes.")] = 1 << 20
     wait_ms: WaitMs = 0

@@ -75,7 +75,7 @@ class QueueList(msgspec.Struct, kw_only=True):
 class OffsetQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A moment."""
 
-    at: Annotated[str, Meta(description="RFC 3339.")]
+    at: Annotated[str, Meta(description="RFC 3339.", extra_json_schema={"format": "date-time"})]
 
 
 class QueuePosition(msgspec.Struct, kw_only=True):
