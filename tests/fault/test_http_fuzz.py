@@ -1,0 +1,176 @@
+"""C14: whatever comes over HTTP is answered as the document says, and never with a 5xx that it does not explain.
+
+Two fuzzers against a real service: one that knows the OpenAPI document and keeps or breaks its rules, and one that spoils the
+bytes of honest requests. At the end of the second one the books are balanced: what was acknowledged is there, and nothing else.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+from schemathesis import Case, CheckContext, GenerationMode, Response
+from schemathesis.checks import not_a_server_error
+from schemathesis.core import NOT_SET
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from app.problems import PROBLEMS
+from tests.support.http import ok
+from tests.support.server import Server
+
+pytestmark = pytest.mark.faults
+
+FULL = os.environ.get("FAULTS") == "full"
+DOCUMENT = json.loads((Path(__file__).parents[2] / "openapi" / "openapi.json").read_text("utf-8"))
+OPERATIONS = sorted(operation["operationId"] for path in DOCUMENT["paths"].values() for operation in path.values())
+CASES = 5_500 if FULL else 660  # of all operations together
+SPOILED = 50_000 if FULL else 2_000
+SPOILED_SHARDS = 2
+
+# What exists, so that not every request ends with a 404; anything else is made up.
+EXISTING = {
+    "topic": ["orders"],
+    "queue_id": [0, 1],
+    "group": ["billing"],
+    "producer_group": ["shop"],
+}
+OPEN_TRANSACTIONS = 4  # begun for each operation anew: each decides some
+LONGEST_WAIT_MS = 20
+CONFIG = {
+    "checks": {
+        "not_a_server_error": {
+            "expected-statuses": ["200", "201", "207", "4xx", "501"]
+        },  # 501: what this release does not offer
+        "negative_data_rejection": {"expected-statuses": ["207", "4xx", "501"]},  # 207: refused entry by entry
+    }
+}
+
+
+def every_refusal_is_a_problem(_: CheckContext, answer: Response, case: Case) -> None:
+    """With all its parts: the document leaves out of the schema what a problem inside of an answer does not have."""
+    if answer.status_code < 400:
+        return
+    problem = answer.json()
+    kind = PROBLEMS[problem["code"]]
+    assert (problem["status"], problem["type"]) == (kind.status, f"/problems/{problem['code']}")
+    assert (problem["title"], problem["retryable"]) == (kind.title, kind.retryable)
+    assert problem["status"] == answer.status_code
+    assert [problem["request_id"]] == answer.headers["request-id"]
+    assert problem["instance"].startswith("/")
+    assert problem["detail"]
+
+
+def a_broken_request_is_refused(context: CheckContext, answer: Response, case: Case) -> bool | None:
+    """An optional body that is left out breaks nothing, although it is generated as if it did."""
+    if case.operation.body and case.body is NOT_SET:
+        return None
+    return negative_data_rejection(context, answer, case)
+
+
+CHECKS = [
+    every_refusal_is_a_problem,
+    a_broken_request_is_refused,
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("fuzzed") / "data", dev=False) as running:
+        with running.client() as api:
+            ok(api.post("/v1/topics", json={"topic": "orders", "queues": 2}), 201)
+            ok(api.put("/v1/producer-groups/shop"), 201)
+            offset = {"topic": "orders", "queue_id": 0, "offset": 0}
+            ok(api.put("/v1/groups/billing/offsets", json={"offsets": [offset]}))
+        yield running
+        assert "Traceback" not in running.log()
+
+
+@pytest.fixture(scope="module")
+def document(server) -> schemathesis.BaseSchema:
+    config = schemathesis.Config.from_dict(CONFIG)
+    return schemathesis.openapi.from_url(f"{server.url}/openapi.json", config=config)
+
+
+@pytest.mark.parametrize("operation_id", OPERATIONS)
+def test_every_operation_answers_as_its_document_says_whatever_is_sent(server, document, operation_id):
+    statuses: Counter[int] = Counter()
+    count = CASES // len(OPERATIONS)
+    existing = {**EXISTING, "transaction_id": begin_some(server, operation_id)}
+
+    @seed(0)
+    @settings(max_examples=count, database=None, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+    @given(case=any_case(document, operation_id, existing), of_existing=st.booleans())
+    def ask(case: Case, of_existing: bool) -> None:
+        case.query = waits_shortly(case.query)
+        if of_existing and case.meta.generation.mode is GenerationMode.POSITIVE:
+            case.body = about_existing(case.body)
+        answer = case.call(timeout=30)
+        statuses[answer.status_code] += 1
+        case.validate_response(answer, checks=CHECKS)
+
+    ask()
+
+    assert statuses.total() >= count // 2, "too few cases: they would prove nothing"
+    assert any(status < 300 for status in statuses), f"nothing was ever taken: {statuses}"
+    with server.client() as api:
+        ok(api.get("/readyz"))
+
+
+def begin_some(server: Server, operation_id: str) -> list[str]:
+    """New transactions that are open; their ids."""
+    found = []
+    with server.client() as api:
+        for number in range(OPEN_TRANSACTIONS):
+            message = {"topic": "orders", "message": {"payload": "x"}}
+            begin = {"producer_group": "shop", "transaction_id": f"{operation_id}-{number}", "messages": [message]}
+            found.append(ok(api.post("/v1/transactions", json=begin), 201)["transaction_id"])
+    return found
+
+
+def any_case(document: schemathesis.BaseSchema, operation_id: str, existing: dict[str, list[Any]]) -> st.SearchStrategy[Case]:
+    """Requests that keep the document's rules and ones that break them, about what exists and about what is made up."""
+    operation = document.find_operation_by_id(operation_id)
+    names = {parameter.name for parameter in operation.path_parameters}
+    kinds = []
+    for mode in GenerationMode:
+        kinds.append(operation.as_strategy(mode))
+        for number in range(max((len(existing[name]) for name in names), default=0)):
+            path = {name: existing[name][number % len(existing[name])] for name in names}
+            kinds.append(operation.as_strategy(mode, path_parameters=path))
+    return st.one_of(kinds)
+
+
+def waits_shortly(values: Any) -> Any:
+    """A long poll that is allowed is cut short; one that is not stays as it is."""
+    wait_ms = values.get("wait_ms") if isinstance(values, dict) else None
+    is_allowed = isinstance(wait_ms, int) and not isinstance(wait_ms, bool) and LONGEST_WAIT_MS < wait_ms <= 30_000
+    return {**values, "wait_ms": LONGEST_WAIT_MS} if is_allowed else values
+
+
+def about_existing(body: Any) -> Any:
+    """The values, with what exists wherever they name a topic or a place in one, and with a short wait."""
+    if isinstance(body, list):
+        return [about_existing(item) for item in body]
+    if not isinstance(body, dict):
+        return body
+    return {
+        name: "orders" if name == "topic" else 0 if name in ("queue_id", "offset") else about_existing(value)
+        for name, value in waits_shortly(body).items()
+    }
