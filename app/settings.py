@@ -53,11 +53,22 @@ def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
+def _from_json(value: Any) -> Any:
+    """A list inside a section comes from the environment as text, which pydantic-settings decodes at the top level only."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise ValueError("is not JSON") from None
+
+
 @dataclass(frozen=True, kw_only=True)
 class WebhookOptions:
     """Where a check may go that is sent to the producer. Read by the releases that offer check_mode webhook."""
 
-    allowed_hosts: tuple[str, ...] = ()  # that may be loopback, private, plain http or on any port
+    # That may be loopback, private, plain http or on any port.
+    allowed_hosts: Annotated[tuple[str, ...], BeforeValidator(_from_json)] = ()
 
 
 class ConfigurationError(Exception):
@@ -181,9 +192,9 @@ def _variable(place: Sequence[str]) -> str:
 
 
 def _json_variables() -> list[str]:
-    """Variables whose text must be JSON: lists, and whole sections."""
+    """Variables whose text pydantic-settings reads as JSON: a list at the top level, and whole sections."""
     sections = [f"{PREFIX}{name}".upper() for name, field in Settings.model_fields.items() if is_dataclass(field.default)]
-    return [f"{PREFIX}API_KEYS", f"{PREFIX}WEBHOOK__ALLOWED_HOSTS", *sections]
+    return [f"{PREFIX}API_KEYS", *sections]
 
 
 def _is_json(text: str) -> bool:

@@ -124,6 +124,7 @@ def test_beyond_loopback_it_starts_with_a_key(tmp_path):
         ({"ESCROWMQ_API_KEYS": "a-secret"}, ["ESCROWMQ_API_KEYS", "JSON"]),
         ({"ESCROWMQ_API_KEYS": '["a-secret", ""]'}, ["ESCROWMQ_API_KEYS", "empty"]),
         ({"ESCROWMQ_API_KEYS": '["a-secret", 1]'}, ["ESCROWMQ_API_KEYS"]),
+        ({"ESCROWMQ_WEBHOOK__ALLOWED_HOSTS": "a-secret"}, ["ESCROWMQ_WEBHOOK__ALLOWED_HOSTS", "JSON"]),
         ({"ESCROWMQ_CONFIG": "/nowhere.toml"}, ["/nowhere.toml", "does not exist"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
