@@ -9,7 +9,8 @@ import secrets
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from app import codec
 from app.problems import MEDIA_TYPE, Refusal, document
@@ -26,6 +27,7 @@ def guarded(options: HttpOptions) -> type[asyncio.Protocol]:
         _head_bytes = 0  # what the parser has reported of it
         _received_bytes = 0  # since the head began
         _is_in_head = False
+        _running: RequestResponseCycle | None = None  # the request that is being answered; later ones wait behind it
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -36,7 +38,15 @@ def guarded(options: HttpOptions) -> type[asyncio.Protocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._expect_nothing()
+            # uvicorn tells the newest request that its client has left, which may be one that still waits behind this.
+            if self._running is not None and not self._running.response_complete:
+                self._running.disconnected = True
+                self._running.message_event.set()
             super().connection_lost(exc)
+
+        def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+            self._running = cycle
+            super()._start_asgi_task(cycle, app)
 
         def data_received(self, data: bytes) -> None:
             was_in_head = self._is_in_head

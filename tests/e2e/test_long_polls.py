@@ -1,5 +1,6 @@
 """Long polls: answered early by what they wait for, and by the end of the service; else when their time is up; always 200."""
 
+import socket
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.http import assert_problem, ok, until
+from tests.support.http import assert_problem, ok, request, until
 from tests.support.server import Server
 
 LONG_MS = 30_000  # the longest there is; no test waits it out
@@ -153,6 +154,16 @@ def test_who_leaves_is_no_longer_waited_for(server, topic):
             api.get(f"/v1/topics/{topic}/queues/0/messages", params={"wait_ms": LONG_MS}, timeout=0.2)
 
         wait_until_parked(api, 0)
+
+
+def test_who_leaves_with_another_request_behind_the_long_poll_is_no_longer_waited_for_either(server, api, topic):
+    waiting = request("GET", f"/v1/topics/{topic}/queues/0/messages?wait_ms={LONG_MS}")
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(waiting + request("GET", "/livez"))
+        wait_until_parked(api, 1)
+
+    wait_until_parked(api, 0)
+    assert "request_failed" not in server.log()
 
 
 def test_who_leaves_takes_no_check_with_him(server, api, topic):
