@@ -1,0 +1,119 @@
+"""The migrations of the registry: they make the tables that the code speaks of, can be taken back, and keep what is there."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, Table, create_engine, insert, inspect, select
+
+from app.registry.database import MIGRATIONS, Database, migrate, rows
+from app.registry.tables import consumer_groups, metadata, producer_groups, topics
+
+REVISIONS = [script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions()][::-1]
+
+ROWS: dict[Table, dict[str, object]] = {
+    topics: {
+        "topic": "Orders.eu",
+        "queues": 4,
+        "message_types": ["normal", "transactional"],
+        "retention_ms": 1 << 40,
+        "max_message_bytes": 1 << 33,
+        "dedup_window_ms": 86_400_000,
+        "max_delay_ms": 0,
+        "created_at_ms": 1_800_000_000_123,
+        "revision": 7,
+    },
+    producer_groups: {"producer_group": "shop", "check_mode": "poll", "created_at_ms": 1_800_000_000_124, "revision": 1},
+    consumer_groups: {"consumer_group": "warehouse", "created_at_ms": 1_800_000_000_125, "revision": 1},
+}
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    engine = create_engine(f"sqlite:///{tmp_path / 'registry.db'}")
+    yield engine
+    engine.dispose()
+
+
+def differences(connection: Connection) -> list[object]:
+    """What a new migration would have to do."""
+    return compare_metadata(MigrationContext.configure(connection, opts={"compare_type": True}), metadata)
+
+
+def tables(connection: Connection) -> set[str]:
+    return set(inspect(connection).get_table_names()) - {"alembic_version"}
+
+
+def test_the_migrations_are_one_line_from_nothing():
+    directory = ScriptDirectory(str(MIGRATIONS))
+
+    assert directory.get_bases() == REVISIONS[:1]
+    assert directory.get_heads() == REVISIONS[-1:]
+
+
+def test_from_nothing_they_make_the_tables_that_the_code_speaks_of(engine):
+    with engine.begin() as connection:
+        assert differences(connection) != []
+
+        migrate(connection, "head")
+
+        assert differences(connection) == []
+        assert tables(connection) == set(metadata.tables)
+        assert {name: inspect(connection).get_pk_constraint(name)["name"] for name in metadata.tables} == {
+            name: table.primary_key.name for name, table in metadata.tables.items()
+        }
+
+
+def test_taken_back_they_leave_nothing_and_they_can_be_made_again(engine):
+    with engine.begin() as connection:
+        migrate(connection, "head")
+        migrate(connection, "base")
+        assert tables(connection) == set()
+
+        migrate(connection, "head")
+
+        assert differences(connection) == []
+
+
+@pytest.mark.parametrize("revision", REVISIONS)
+def test_each_one_alone_can_be_taken_back(engine, revision):
+    with engine.begin() as connection:
+        below = REVISIONS[: REVISIONS.index(revision)]
+        if below:
+            migrate(connection, below[-1])
+        before = tables(connection)
+
+        migrate(connection, revision)
+        migrate(connection, "base")
+        if below:
+            migrate(connection, below[-1])
+
+        assert tables(connection) == before
+
+
+def test_a_start_on_a_database_with_rows_keeps_every_one_of_them(engine):
+    with engine.begin() as connection:
+        migrate(connection, "head")
+        for table, row in ROWS.items():
+            connection.execute(insert(table).values(**row))
+
+    with engine.begin() as connection:
+        migrate(connection, "head")
+
+    with engine.begin() as connection:
+        assert {table: rows(connection, select(table)) for table in ROWS} == {table: [row] for table, row in ROWS.items()}
+    assert set(ROWS) == set(metadata.tables.values()), "a table without a row proves nothing"
+
+
+async def test_the_service_finds_at_its_second_start_what_its_first_one_made(tmp_path):
+    url = f"sqlite:///{tmp_path / 'registry.db'}"
+    for known in ([], [ROWS[consumer_groups]]):
+        database = Database(url)
+        await database.open()
+        assert await database.run(lambda connection: rows(connection, select(consumer_groups))) == known
+        if not known:
+            await database.run(lambda connection: connection.execute(insert(consumer_groups).values(**ROWS[consumer_groups])))
+        await database.aclose()
