@@ -111,6 +111,10 @@ def guarded(options: HttpOptions) -> type[asyncio.Protocol]:
             super().on_message_complete()
 
         def send_400_response(self, msg: str) -> None:
+            if self._running is not None and self.cycle is not self._running and self.cycle.more_body:
+                # It broke off in the body of a request that still waits behind others: that one is never begun.
+                self.pipeline.popleft()
+                self.cycle = self.pipeline[0][0] if self.pipeline else self._running
             if self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body:
                 # What came before is answered first, and is the last on this connection.
                 self.cycle.keep_alive = False

@@ -97,12 +97,23 @@ def test_fifty_posts_in_one_packet_are_all_taken_and_in_order(server, api, topic
     assert [message["payload"] for message in messages] == [str(number) for number in range(50)]
 
 
-def test_what_came_before_the_nonsense_is_answered_first(server, topic):
+BROKEN_OFF = {
+    "in the request line": b"nonsense\r\n\r\n",
+    "in a header": b"GET /livez HTTP/1.1\r\nHost: test\r\nno header\r\n\r\n",
+    "in a body": request("POST", "/v1/topics", "Transfer-Encoding: chunked") + b"no size\r\n",
+}
+
+
+@pytest.mark.parametrize("nonsense", BROKEN_OFF.values(), ids=BROKEN_OFF)
+def test_what_came_before_the_nonsense_is_answered_first(server, topic, nonsense):
     waiting = request("GET", f"/v1/topics/{topic}/queues/0/messages?wait_ms=50")
 
-    (answer,) = speak(server, waiting + b"nonsense\r\n\r\n")
+    (answer,) = speak(server, waiting + nonsense)
+    *first_two, last = speak(server, waiting + request("GET", "/livez") + waiting + nonsense)
 
     assert (answer.status, answer.headers["connection"]) == (200, "close")
+    assert [one.status for one in first_two] == [200, 200]
+    assert (last.status, last.headers["connection"]) == (200, "close")
 
 
 def test_a_request_waits_its_turn_behind_a_long_poll(server, topic):
