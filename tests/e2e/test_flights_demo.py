@@ -6,8 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from examples.flights.checker import FENCE_AFTER_MS, judge
 from examples.flights.consumer import Delivered
 from examples.flights.data import Flight, Totals, is_installed, read_flights, totals
 from examples.flights.ledger import Entry, Fenced, Ledger, Outcome
+from tests.support.http import until
 
 REPOSITORY = Path(__file__).parents[2]
 YOUNG_MS, OLD_MS = FENCE_AFTER_MS - 1, FENCE_AFTER_MS
@@ -209,7 +209,11 @@ def started_demo(directory: Path, *options: str) -> Iterator[subprocess.Popen[st
 
 
 def wait_until_it_produces(demo: subprocess.Popen[str], directory: Path) -> None:
-    assert eventually(lambda: demo.poll() is not None or any(map(has_flights, directory.glob("*/ledger.db"))))
+    until(
+        lambda: demo.poll() is not None or any(map(has_flights, directory.glob("*/ledger.db"))),
+        "the first flights are written",
+        seconds=30,
+    )
     assert demo.poll() is None
 
 
@@ -221,15 +225,8 @@ def has_flights(path: Path) -> bool:
 
 def assert_nothing_is_left(demo: subprocess.Popen[str], directory: Path) -> None:
     # What multiprocessing itself starts ends a moment after the demo.
-    assert eventually(lambda: not processes_of_session(demo.pid)), processes_of_session(demo.pid)
+    until(lambda: not processes_of_session(demo.pid), "every process of the demo has ended", seconds=30)
     assert not list(directory.glob("escrowmq-flights-*"))
-
-
-def eventually(is_so: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 30
-    while not is_so() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return is_so()
 
 
 def processes_of_session(session: int) -> list[str]:
