@@ -1,0 +1,49 @@
+"""The repository as text: what tests about its own source read."""
+
+import ast
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LOWER_FLOORS = ("storage", "txn", "scheduler")
+PRODUCT = (*LOWER_FLOORS, "app", "cli")
+ROOMS = (*PRODUCT, "examples", "benchmarks", "tests")
+
+
+def modules(*rooms: str) -> dict[str, ast.Module]:
+    """The modules of these rooms by their path from the root."""
+    paths = sorted(path for room in rooms for path in (ROOT / room).rglob("*.py"))
+    assert paths, f"nothing is in {rooms}"
+    return {path.relative_to(ROOT).as_posix(): _parsed(path) for path in paths}
+
+
+def imported(module: ast.Module) -> Iterator[str]:
+    """The first part of every name that it imports, inside functions too."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name.partition(".")[0]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield (node.module or "").partition(".")[0]
+
+
+def called(module: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+    """Every call with the dotted name of what it calls, where that is a name."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Call):
+            yield dotted(node.func), node
+
+
+def dotted(node: ast.expr) -> str:
+    """`a.b.c` as it is written; a part that is no name is `?`."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return "?"
+
+
+@lru_cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"), str(path))

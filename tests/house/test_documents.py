@@ -1,0 +1,63 @@
+"""What the documents point to exists: files, verbs of make, promises' tests."""
+
+import re
+
+import pytest
+
+from tests.house.source import ROOT
+
+DOCUMENTS = sorted(
+    path
+    for path in ROOT.rglob("*.md")
+    if not any(part.startswith(".") or part in ("build", "data") for part in path.relative_to(ROOT).parts)
+)
+VERBS = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+
+each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+
+
+def test_the_documents_are_found():
+    assert {"README.md", "ARCHITECTURE.md", "CHANGELOG.md"} <= {path.name for path in DOCUMENTS}
+    assert {"run", "test", "check"} <= VERBS
+
+
+@each_document
+def test_every_link_inside_the_repository_points_to_something(path):
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text("utf-8")) if "://" not in link]
+
+    for link in links:
+        file, _, heading = link.partition("#")
+        target = path.parent / file if file else path
+        assert target.exists(), link
+        if heading:
+            assert heading in headings(target.read_text("utf-8")), link
+
+
+@each_document
+def test_every_verb_of_make_that_is_named_exists(path):
+    text = path.read_text("utf-8")
+    named = re.findall(r"`make ([a-z-]+)", text) + re.findall(r"^make ([a-z-]+)", text, re.MULTILINE)
+
+    assert set(named) <= VERBS
+
+
+@each_document
+def test_every_file_that_is_named_in_full_exists(path):
+    """`tests/unit/test_unit.py`; a name without a folder belongs to whatever the sentence is about."""
+    rooms = {child.name for child in ROOT.iterdir() if child.is_dir()} - {"data"}
+    for name in re.findall(r"`([\w.-]+/[\w./-]+\.(?:py|toml|md|json))`", path.read_text("utf-8")):
+        if name.partition("/")[0] in rooms:
+            assert (ROOT / name).exists() or (path.parent / name).exists(), name
+
+
+def test_every_bare_test_file_that_the_architecture_names_exists():
+    tests = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+
+    for name in re.findall(r"`(test_\w+\.py)`", (ROOT / "ARCHITECTURE.md").read_text("utf-8")):
+        assert name in tests
+
+
+def headings(text: str) -> set[str]:
+    """The names by which headings are linked to."""
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}

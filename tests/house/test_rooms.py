@@ -1,0 +1,82 @@
+"""The floors and rooms of the house: who may import what, and who may ask the machine for time, chance, files and threads."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.house.source import LOWER_FLOORS, PRODUCT, ROOMS, ROOT, called, dotted, imported, modules
+
+# What the lower floors get handed in (a clock, a Vfs, randomness, a runner), and the one room of each that speaks of it itself.
+AT_HOME = {
+    "time": {"storage/clock.py"},
+    "datetime": set(),
+    "random": {"storage/identifiers.py", "storage/files/simulated.py"},
+    "secrets": set(),
+    "uuid": set(),
+    "os": {"storage/files/vfs.py"},
+    "fcntl": {"storage/files/vfs.py"},
+    "mmap": {"storage/files/vfs.py"},
+    "io": set(),
+    "shutil": set(),
+    "tempfile": set(),
+    "socket": set(),
+    "subprocess": set(),
+    "threading": {"storage/files/handles.py", "storage/local/commit_log.py"},
+    "concurrent": {"storage/local/event_loop.py"},
+}
+# Below the seam everything is plain and synchronous; these are the bridge (house: async above the seam, threads below it).
+KNOW_ASYNCIO = {"storage/memory.py", "storage/local/local_store.py", "storage/local/event_loop.py"}
+
+
+def test_the_import_contracts_hold():
+    lint_imports = Path(sys.executable).with_name("lint-imports")
+
+    done = subprocess.run([lint_imports, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", AT_HOME)
+def test_the_lower_floors_ask_the_machine_in_its_one_room_only(name):
+    users = {path for path, module in modules(*LOWER_FLOORS).items() if name in set(imported(module))}
+
+    assert users == AT_HOME[name]
+
+
+def test_the_simulated_disk_is_given_its_randomness():
+    module = modules("storage")["storage/files/simulated.py"]
+
+    assert not [name for name, _ in called(module) if name in ("Random", "random.Random")]
+
+
+def test_no_file_is_opened_past_the_vfs():
+    past = {"open", "Path.open", "Path.read_bytes", "Path.read_text", "Path.write_bytes", "Path.write_text"}
+
+    for path, module in modules(*LOWER_FLOORS).items():
+        names = {alias.name for node in ast.walk(module) if isinstance(node, ast.ImportFrom) for alias in node.names}
+        assert "Path" not in names, f"{path}: a Path touches the disk, a PurePath does not"
+        assert not past & {name for name, _ in called(module)}, path
+
+
+def test_below_the_seam_only_the_bridge_knows_asyncio():
+    assert {path for path, module in modules("storage").items() if "asyncio" in set(imported(module))} == KNOW_ASYNCIO
+
+
+def test_only_the_settings_read_the_environment():
+    readers = {
+        path
+        for path, module in modules(*PRODUCT).items()
+        for node in ast.walk(module)
+        if isinstance(node, ast.Attribute) and dotted(node) in ("os.environ", "os.getenv", "os.environb")
+    }
+
+    assert readers == {"app/settings.py"}
+
+
+def test_every_file_begins_by_saying_what_it_is_for():
+    silent = [path for path, module in modules(*ROOMS).items() if module.body and not ast.get_docstring(module)]
+
+    assert silent == []
