@@ -26,7 +26,7 @@ _RAW_HEADERS = (
     HeaderParameter("Message-Ordering-Key", "Messages of one ordering key stay in order.", _TEXT),
     HeaderParameter("Message-Queue-Id", "The queue.", {"type": "integer", "minimum": 0, "maximum": 1_023}),
     HeaderParameter("Message-Delay-Ms", "The delay.", {"type": "integer", "minimum": 0, "maximum": MAX_DELAY_MS}),
-    # Without `format: date-time`: a generator that makes times of such texts cannot put one into a header and leaves the route out.
+    # Without `format: date-time`: a generator that makes times of such texts puts none into a header, and leaves the route out.
     HeaderParameter("Message-Deliver-At", "When to deliver, RFC 3339.", {"type": "string", "minLength": 1, "maxLength": 64}),
     HeaderParameter(
         "Message-Delay-Level", "The delay as one of RocketMQ's levels.", {"type": "integer", "minimum": 1, "maximum": 18}
