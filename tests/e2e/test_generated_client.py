@@ -1,0 +1,317 @@
+"""A client that a generator makes of our document: made without a warning, and every operation of it called on a live service.
+
+The examples of the document are the bodies where they can be; an answer counts as success once the client has parsed it into
+the model that the document promises. The generator is openapi-python-client.
+"""
+
+import datetime
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from io import BytesIO
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.server import Server
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = ROOT / "openapi" / "openapi.json"
+PACKAGE = "generated_escrowmq_client"
+KEY = "a-key"
+SOON = {"first_after_ms": 10, "interval_ms": 10}  # checks that are due at once
+
+Operations = dict[str, tuple[str, dict[str, Any]]]
+
+
+def operations() -> Operations:
+    """By operation id: the tag, and the operation."""
+    document = json.loads(DOCUMENT.read_text("utf-8"))
+    return {one["operationId"]: (one["tags"][0], one) for path in document["paths"].values() for one in path.values()}
+
+
+OPERATIONS = operations()
+
+
+class Generated:
+    """The generated package, its client of a service, and which of its operations have been called with success."""
+
+    def __init__(self, server: Server) -> None:
+        self.models = importlib.import_module(f"{PACKAGE}.models")
+        self.types = importlib.import_module(f"{PACKAGE}.types")
+        self._url = server.url
+        self.client = self.for_key(KEY)
+        self.succeeded: set[str] = set()
+
+    def for_key(self, key: str) -> Any:
+        options = {"timeout": httpx.Timeout(30), "raise_on_unexpected_status": True, "httpx_args": {"trust_env": False}}
+        return importlib.import_module(PACKAGE).AuthenticatedClient(base_url=self._url, token=key, **options)
+
+    def module(self, operation_id: str) -> ModuleType:
+        tag, _ = OPERATIONS[operation_id]
+        name = re.sub(r"(?=[A-Z])", "_", operation_id).lower()
+        return importlib.import_module(f"{PACKAGE}.api.{tag}.{name}")
+
+    def model(self, name: str, **fields: Any) -> Any:
+        """An instance of a model, as a caller who has JSON would make it."""
+        return getattr(self.models, name).from_dict(fields)
+
+    def body(self, operation_id: str, **changed: Any) -> Any:
+        """The example of the document with these fields instead."""
+        content = OPERATIONS[operation_id][1]["requestBody"]["content"]["application/json"]
+        name = content["schema"]["$ref"].rpartition("/")[2]
+        return self.model(name, **(content["examples"][operation_id]["value"] | changed))
+
+    def call(self, operation_id: str, *arguments: Any, status: int, **keywords: Any) -> Any:
+        """The parsed answer, of the type that the document has for this status."""
+        response = self.module(operation_id).sync_detailed(*arguments, client=self.client, **keywords)
+        assert response.status_code == status, response.content
+        content = OPERATIONS[operation_id][1]["responses"][str(status)]["content"]
+        (schema,) = (one["schema"] for one in content.values())
+        assert type(response.parsed).__name__ == schema["$ref"].rpartition("/")[2]
+        # Nothing is lost and nothing is unknown: the model gives back what was sent, field by field.
+        assert as_plain(response.parsed.to_dict()) == as_plain(json.loads(response.content))
+        assert unknown_fields(response.parsed) == []
+        if status < 300:
+            self.succeeded.add(operation_id)
+        return response.parsed
+
+
+def as_plain(value: Any) -> Any:
+    """Times in one spelling: the client writes +00:00 and microseconds, the service Z and milliseconds."""
+    if isinstance(value, dict):
+        return {name: as_plain(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [as_plain(item) for item in value]
+    if isinstance(value, str) and re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+(Z|\+00:00)", value):
+        return datetime.datetime.fromisoformat(value)
+    return value
+
+
+def unknown_fields(value: Any) -> list[str]:
+    """Fields of an answer that the document does not have. A map has no others; what stands in it is the sender's."""
+    if isinstance(value, list):
+        return [name for item in value for name in unknown_fields(item)]
+    names = [field.name for field in getattr(type(value), "__attrs_attrs__", ())]
+    if names in ([], ["additional_properties"]):
+        return []
+    known = [getattr(value, name) for name in names if name != "additional_properties"]
+    return [*value.additional_properties, *unknown_fields(known)]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[Server]:
+    environment = {"ESCROWMQ_API_KEYS": json.dumps([KEY])}
+    with Server(tmp_path_factory.mktemp("service") / "data", dev=False, environment=environment) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def generation(tmp_path_factory) -> Iterator[subprocess.CompletedProcess[str]]:
+    """The run of the generator; what it made can be imported while the tests of this file run."""
+    tools = Path(sys.executable).parent
+    folder = tmp_path_factory.mktemp("generated")
+    command = [tools / "openapi-python-client", "generate", "--path", DOCUMENT, "--output-path", folder / PACKAGE]
+    environment = os.environ | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "200"}  # it calls ruff
+    done = subprocess.run(
+        [*command, "--meta", "none", "--fail-on-warning"], capture_output=True, text=True, env=environment, check=False
+    )
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    yield done
+    sys.path.remove(str(folder))
+    for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def generated(generation, server) -> Iterator[Generated]:
+    made = Generated(server)
+    yield made
+    made.client.get_httpx_client().close()
+
+
+def test_the_client_is_generated_without_a_warning(generation):
+    assert generation.returncode == 0, generation.stdout + generation.stderr
+    assert "warning" not in (generation.stdout + generation.stderr).lower()
+
+
+def test_it_has_every_operation_of_the_document_and_no_other(generated):
+    folder = Path(importlib.import_module(f"{PACKAGE}.api").__path__[0])
+    made = {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.py") if path.stem != "__init__"}
+
+    assert made == {f"{tag}/{generated.module(name).__name__.rpartition('.')[2]}" for name, (tag, _) in OPERATIONS.items()}
+
+
+def test_every_operation_succeeds_and_its_answer_is_parsed(generated):
+    make_topics(generated)
+    send_and_pull(generated)
+    commit_offsets(generated)
+    decide_transactions(generated)
+    answer_checks(generated)
+
+    assert generated.succeeded == set(OPERATIONS)
+
+
+def test_what_is_refused_is_parsed_as_a_problem(generated):
+    topic = make_topic(generated)
+    later = {"message": {"json": 1, "delay_ms": 60_000}}
+
+    refused = [
+        generated.call("getTopic", "nobody-made-it", status=404),
+        generated.call("createTopic", body=generated.body("createTopic", topic="%RETRY%x"), status=422),
+        generated.call("createTopic", body=generated.body("createTopic", topic=topic, queues=7), status=409),
+        generated.call("commitTransaction", "nobody-began-it", status=404),
+        # What this release does not offer.
+        generated.call("sendMessage", topic, body=generated.model("MessageInput", **later["message"]), status=501),
+        generated.call("sendMessageBatch", topic, body=generated.model("BatchInput", entries=[later]), status=501),
+        generated.call("putProducerGroup", "g", body=generated.model("ProducerGroupInput", check_mode="webhook"), status=501),
+    ]
+
+    assert [problem.code for problem in refused] == [
+        "topic_not_found",
+        "reserved_topic",
+        "topic_exists",
+        "transaction_not_found",
+        *["not_supported_by_engine"] * 3,
+    ]
+    assert [problem.retryable for problem in refused] == [False] * 7
+
+
+def test_who_has_another_key_is_told_so_in_a_parsed_problem(generated, server):
+    with generated.for_key("another") as stranger:
+        answer = generated.module("listTopics").sync_detailed(client=stranger)
+
+    assert (answer.status_code, answer.parsed.code) == (401, "unauthenticated")
+
+
+# ----------------------------------------------------------------------------------------------------------- what is called
+
+
+def make_topic(generated: Generated) -> str:
+    """A topic of one queue; its name."""
+    name = f"topic-{next(_numbers)}"
+    return generated.call("createTopic", body=generated.body("createTopic", topic=name, queues=1), status=201).topic
+
+
+_numbers = count(1)
+
+
+def make_topics(generated: Generated) -> None:
+    made = generated.call("createTopic", body=generated.body("createTopic"), status=201)
+    assert generated.call("createTopic", body=generated.body("createTopic"), status=200) == made
+    assert generated.call("getTopic", made.topic, status=200) == made
+    assert made in generated.call("listTopics", page_size=1_000, status=200).items
+    assert isinstance(made.created_at, datetime.datetime)
+
+    queues = generated.call("listQueues", made.topic, status=200).items
+    assert [(queue.queue_id, queue.min_offset, queue.max_offset) for queue in queues] == [(n, 0, 0) for n in range(4)]
+
+
+def send_and_pull(generated: Generated) -> None:
+    topic, sent = make_topic(generated), generated.body("sendMessage")
+
+    receipt = generated.call("sendMessage", topic, body=sent, idempotency_key="once", status=201)
+    again = generated.call("sendMessage", topic, body=sent, idempotency_key="once", status=201)
+    batch = generated.call("sendMessageBatch", topic, body=generated.body("sendMessageBatch"), status=201)
+    mixed = generated.body("sendMessageBatch", atomic=False, entries=[{"message": {"json": 3}}, {"message": {}}])
+    partly = generated.call("sendMessageBatch", topic, body=mixed, status=207)
+    raw = generated.types.File(payload=BytesIO(b"\x00\xff"))
+    durability = generated.models.SendMessageRawMessageRequireDurability.SYNCED
+    generated.call("sendMessageRaw", topic, body=raw, message_key="8813", message_require_durability=durability, status=201)
+
+    assert (again.message_id, receipt.deduplicated, again.deduplicated) == (receipt.message_id, False, True)
+    assert [(one.id, one.receipt.queue_offset) for one in batch.results] == [("a", 1), ("b", 2)]
+    assert (partly.accepted, partly.rejected, partly.results[1].problem.code) == (1, 1, "validation_failed")
+    page = generated.call("pullMessages", topic, 0, offset=0, wait_ms=1_000, status=200)
+    assert [(one.payload, one.payload_encoding) for one in page.messages] == [
+        ('{"order_id":8812,"total":"19.90"}', "utf8"),
+        ('{"n":1}', "utf8"),
+        ("two", "utf8"),
+        ("3", "utf8"),
+        ("AP8=", "base64"),
+    ]
+    first = page.messages[0]
+    assert (first.key, first.tag, first.properties.to_dict()) == ("8812", "created", {"source": "shop"})
+    assert page.messages[-1].key == "8813"
+    found = generated.call("searchOffset", topic, 0, at=first.stored_at, status=200)
+    assert (found.offset, found.stored_at) == (0, receipt.stored_at)
+    since = generated.call("pullMessages", topic, 0, from_=first.stored_at, max_messages=1, status=200)
+    assert since.messages == [first]
+
+
+def commit_offsets(generated: Generated) -> None:
+    topic = make_topic(generated)
+    generated.call("sendMessage", topic, body=generated.body("sendMessage"), status=201)
+    offsets = [{"topic": topic, "queue_id": 0, "offset": 1}]
+
+    committed = generated.call("commitOffsets", "warehouse", body=generated.body("commitOffsets", offsets=offsets), status=200)
+
+    assert [(one.topic, one.offset, one.max_offset) for one in committed.items] == [(topic, 1, 1)]
+    assert generated.call("getOffsets", "warehouse", topic=topic, status=200) == committed
+
+
+def decide_transactions(generated: Generated) -> None:
+    committed, rolled_back, resolved = (begin(generated, "deciders", {}) for _ in range(3))
+    assert committed.state == "prepared"
+
+    done = generated.call("commitTransaction", committed.transaction_id, body=generated.body("commitTransaction"), status=200)
+    again = generated.call("commitTransaction", committed.transaction_id, status=200)
+    undone = generated.call(
+        "rollbackTransaction", rolled_back.transaction_id, body=generated.body("rollbackTransaction"), status=200
+    )
+    by_hand = generated.call(
+        "resolveTransaction", resolved.transaction_id, body=generated.body("resolveTransaction"), status=200
+    )
+    conflict = generated.call("rollbackTransaction", committed.transaction_id, status=409)
+
+    assert (done.state, done.replayed, again.replayed, undone.state) == ("committed", False, True, "rolled_back")
+    assert (undone.reason, by_hand.resolved_by, by_hand.reason) == ("payment refused", "operator", "INC-311")
+    assert conflict.context.to_dict() == {"state": "committed", "resolved_by": "producer"}
+    seen = generated.call("getTransaction", committed.transaction_id, status=200)
+    assert (seen.state, seen.resolved_at, seen.messages) == ("committed", done.resolved_at, done.messages)
+    listed = generated.call("listTransactions", producer_group="deciders", state="committed,rolled_back", status=200)
+    assert [one.transaction_id for one in listed.items] == [one.transaction_id for one in (committed, rolled_back, resolved)]
+
+
+def answer_checks(generated: Generated) -> None:
+    group = generated.call("putProducerGroup", "answerers", body=generated.body("putProducerGroup"), status=201)
+    assert generated.call("putProducerGroup", "answerers", status=200) == group
+    assert generated.call("getProducerGroup", "answerers", status=200) == group
+    begun = begin(generated, "answerers", SOON | {"max_answers": 1})
+
+    unknown = answered(generated, begun.transaction_id, "unknown", status=200)
+    assert (unknown.accepted, unknown.results[0].state) == (1, "held")
+    resumed = generated.call("resumeTransaction", begun.transaction_id, body=generated.body("resumeTransaction"), status=200)
+    assert (resumed.state, resumed.answers) == ("prepared", 0)
+    committed = answered(generated, begun.transaction_id, "commit", status=200)
+    assert committed.results[0].state == "committed"
+    refused = generated.call("answerChecks", "answerers", body=generated.body("answerChecks"), status=207)
+    assert refused.results[0].problem.code == "check_not_open"
+
+
+def begin(generated: Generated, group: str, check: dict[str, Any]) -> Any:
+    topic = make_topic(generated)
+    messages = [{"topic": topic, "message": {"key": "8812", "json": {"order_id": 8812}}}]
+    body = generated.body("beginTransaction", producer_group=group, messages=messages, check=check)
+    return generated.call("beginTransaction", body=body, status=201)
+
+
+def answered(generated: Generated, transaction_id: str, decision: str, *, status: int) -> Any:
+    """Take the next check of the group, which is about this transaction, and answer it so."""
+    wanted = generated.body("receiveChecks", max_checks=1, wait_ms=10_000)
+    (check,) = generated.call("receiveChecks", "answerers", body=wanted, status=200).checks
+    assert check.transaction_id == transaction_id
+    (answer,) = OPERATIONS["answerChecks"][1]["requestBody"]["content"]["application/json"]["examples"]["answerChecks"][
+        "value"
+    ]["answers"]
+    body = generated.body("answerChecks", answers=[answer | {"check_id": check.check_id, "decision": decision}])
+    return generated.call("answerChecks", "answerers", body=body, status=status)
