@@ -144,6 +144,7 @@ def _second(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
+@lru_cache(maxsize=1024)
 def rfc3339(wall_ms: int) -> str:
     """UTC with milliseconds, as every time of the API."""
     seconds, ms = divmod(wall_ms, 1000)

@@ -120,13 +120,21 @@ class Refusal(Exception):
     def kind(self) -> Kind:
         return PROBLEMS[self.code]
 
+    def under(self, pointer: str) -> "Refusal":
+        """Itself, where what was refused is a part of something: `pointer` is where that part stands."""
+        self.errors = [msgspec.structs.replace(error, pointer=f"{pointer}{error.pointer}") for error in self.errors]
+        self.errors = self.errors or [FieldError(pointer, self.code, self.detail)]
+        return self
+
 
 def invalid_field(pointer: str, code: str, detail: str) -> Refusal:
     return Refusal("validation_failed", detail, errors=[FieldError(pointer, code, detail)])
 
 
-def as_refusal(error: MessagingError) -> Refusal:
+def as_refusal(error: MessagingError | Refusal) -> Refusal:
     """The refusal that an error of the house becomes."""
+    if isinstance(error, Refusal):
+        return error
     code = CODES[type(error)]
     kind = PROBLEMS[code]
     fields: list[FieldError] = []

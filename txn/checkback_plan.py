@@ -7,6 +7,8 @@ of its own, which starts with the first check that nobody answers.
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
+import msgspec
+
 
 class OnExhausted(StrEnum):
     HOLD = "hold"
@@ -18,8 +20,7 @@ class HoldReason(StrEnum):
     UNREACHABLE = "unreachable"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckbackPolicy:
+class CheckbackPolicy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How one transaction is checked back. Source of the defaults: RocketMQ BrokerConfig, transactionCheckMax and -Interval."""
 
     first_after_ms: int = 10_000  # the grace: longer than most local transactions take

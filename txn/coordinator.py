@@ -422,10 +422,12 @@ class TransactionCoordinator:
         transaction = Transaction(
             transaction_id=transaction_id,
             producer_group=request.producer_group,
-            messages=[
-                TxnMessage(message.message_id, message.queue, message.key, half.queue_offset)
-                for message, half in zip(request.messages, appended, strict=True)
-            ],
+            messages=tuple(
+                [
+                    TxnMessage(message.message_id, message.queue, message.key, half.queue_offset)
+                    for message, half in zip(request.messages, appended, strict=True)
+                ]
+            ),
             policy=request.policy,
             prepared_at_ms=prepared_at_ms,
             next_check_at_ms=prepared_at_ms + request.policy.first_after_ms,

@@ -29,12 +29,15 @@ class TxnMessage(msgspec.Struct, gc=False):
     final_from: int | None = None  # where to look for the final when final_offset is not known
 
 
-class Transaction(msgspec.Struct):
-    """What the service knows about one transaction. Times are wall milliseconds."""
+class Transaction(msgspec.Struct, gc=False):
+    """What the service knows about one transaction. Times are wall milliseconds.
+
+    There are hundreds of thousands of them: nothing in one refers back to it, and nothing in it is for the collector to walk.
+    """
 
     transaction_id: str
     producer_group: str
-    messages: list[TxnMessage]
+    messages: tuple[TxnMessage, ...]
     policy: CheckbackPolicy
     prepared_at_ms: int
     next_check_at_ms: int
@@ -244,7 +247,9 @@ def from_halves(halves: list[StoredMessage]) -> Transaction:
     return Transaction(
         transaction_id=half_message.transaction_id_of(first),
         producer_group=half_message.producer_group_of(first),
-        messages=[TxnMessage(half.message_id, half_message.real_queue(half), half.key, half.queue_offset) for half in halves],
+        messages=tuple(
+            [TxnMessage(half.message_id, half_message.real_queue(half), half.key, half.queue_offset) for half in halves]
+        ),
         policy=policy,
         prepared_at_ms=first.stored_at_ms,
         next_check_at_ms=first.stored_at_ms + policy.first_after_ms,

@@ -11,8 +11,8 @@ from msgspec import UNSET, UnsetType
 from app import codec
 from app.exchange import Call, Reply, reply
 from app.messages.build import build
-from app.messages.schemas import BatchInput, BatchResult, BatchSendResult, LooseBatch, MessageInput, Receipt
-from app.problems import FieldError, Problem, Refusal, as_refusal, document, invalid_field
+from app.messages.schemas import BatchEntry, BatchInput, BatchResult, BatchSendResult, LooseBatch, MessageInput, Receipt
+from app.problems import Problem, Refusal, as_refusal, document, invalid_field
 from app.registry.topics import Topic
 from app.sent_keys import KeyedRequest, Sent
 from app.services import Services
@@ -51,6 +51,7 @@ async def send_raw(services: Services, call: Call, topic_name: str) -> Reply:
 
 async def send_batch(services: Services, call: Call, topic_name: str) -> Reply:
     topic = await services.topics.get_or_create(topic_name)
+    traceparent = call.traceparent
     is_atomic, entries = _decode_batch(call)
     _refuse_twin_ids(entries)
     request = _keyed(call, "sendMessageBatch", topic)
@@ -62,15 +63,19 @@ async def send_batch(services: Services, call: Call, topic_name: str) -> Reply:
     messages: dict[int, Message] = {}
     refusals: dict[int, Refusal] = {}
     for index, (entry, message_id) in enumerate(zip(entries, message_ids, strict=True)):
-        outcome = _build_entry(entry.given, topic, call, message_id=message_id, now_ms=now_ms, index=index)
-        if isinstance(outcome, Refusal):
-            refusals[index] = outcome
-        else:
-            messages[index] = outcome
+        given = entry.message
+        try:
+            if isinstance(given, Refusal):
+                raise given
+            messages[index] = build(
+                given, topic, message_id=message_id, now_ms=now_ms, depth=_BATCH_DEPTH, traceparent=traceparent
+            )
+        except (Refusal, MessagingError) as error:
+            refusals[index] = _refused_entry(error, index)
     if is_atomic and refusals:
         raise _one_refusal(refusals.values())
     refused = {index: document(refusal) for index, refusal in refusals.items()}
-    durability = _strongest([entry.given for entry in entries if isinstance(entry.given, MessageInput)])
+    durability = _strongest([entry.message for entry in entries if isinstance(entry.message, MessageInput)])
     places = await _append(
         services, request, topic, messages, durability, status=207 if refused else 201, refused=refused
     )  # fmt: skip
@@ -180,12 +185,17 @@ def _receipt(message_id: str, place: Appended, *, deduplicated: bool = False) ->
 # ----------------------------------------------------------------------------------------------------------------- batch
 
 
-class _Entry(NamedTuple):
+class _JudgedEntry(NamedTuple):
+    """As a BatchEntry, where messages had to be decoded one by one."""
+
     id: str | UnsetType
-    given: MessageInput | Refusal
+    message: MessageInput | Refusal
 
 
-def _decode_batch(call: Call) -> tuple[bool, list[_Entry]]:
+_Entries = Sequence[BatchEntry | _JudgedEntry]
+
+
+def _decode_batch(call: Call) -> tuple[bool, _Entries]:
     """(atomic, entries). Where a message cannot be decoded, its entry holds why, and the others can go on."""
     try:
         batch = call.decode(_batch_decoder)
@@ -193,54 +203,32 @@ def _decode_batch(call: Call) -> tuple[bool, list[_Entry]]:
         if refusal.code != "validation_failed":
             raise
         loose = call.decode(_loose_batch_decoder)
-        return loose.atomic, [
-            _Entry(entry.id, _decode_message(bytes(entry.message), f"/entries/{index}/message"))
-            for index, entry in enumerate(loose.entries)
-        ]
-    return batch.atomic, [_Entry(entry.id, entry.message) for entry in batch.entries]
+        return loose.atomic, [_JudgedEntry(entry.id, _decode_message(bytes(entry.message))) for entry in loose.entries]
+    return batch.atomic, batch.entries
 
 
-def _decode_message(raw: bytes, pointer: str) -> MessageInput | Refusal:
+def _decode_message(raw: bytes) -> MessageInput | Refusal:
     try:
-        return codec.decode(_message_decoder.decode, raw, pointer=pointer)
+        return codec.decode(_message_decoder.decode, raw)
     except Refusal as refusal:
         return refusal
 
 
-def _refuse_twin_ids(entries: Iterable[_Entry]) -> None:
+def _refuse_twin_ids(entries: _Entries) -> None:
     seen: set[str] = set()
     for index, entry in enumerate(entries):
-        if isinstance(entry.id, str):
+        if entry.id is not UNSET:
             if entry.id in seen:
                 raise invalid_field(f"/entries/{index}/id", "not_allowed", f"two entries have the id {entry.id}")
             seen.add(entry.id)
 
 
-def _build_entry(
-    given: MessageInput | Refusal, topic: Topic, call: Call, *, message_id: str, now_ms: int, index: int
-) -> Message | Refusal:
-    """Raises Refusal where the whole body is no JSON: that shows here when it stands in a `json` field."""
-    if isinstance(given, Refusal):
-        return given
-    pointer = f"/entries/{index}/message"
-    try:
-        return build(
-            given,
-            topic,
-            message_id=message_id,
-            now_ms=now_ms,
-            pointer=pointer,
-            depth=_BATCH_DEPTH,
-            traceparent=call.traceparent,
-        )
-    except Refusal as refusal:
-        if refusal.code == "malformed_request":
-            raise
-        return refusal
-    except MessagingError as error:
-        reason = as_refusal(error)
-        reason.errors = reason.errors or [FieldError(pointer, reason.code, reason.detail)]
-        return reason
+def _refused_entry(error: Refusal | MessagingError, index: int) -> Refusal:
+    """Raises the refusal of the whole body where that is no JSON: it shows only here when it stands in a `json` field."""
+    refusal = as_refusal(error)
+    if refusal.code == "malformed_request":
+        raise refusal
+    return refusal.under(f"/entries/{index}/message")
 
 
 def _one_refusal(refusals: Iterable[Refusal]) -> Refusal:
@@ -258,7 +246,7 @@ def _strongest(given: Iterable[MessageInput]) -> Durability | None:
     return Durability.BUFFERED if asked == {"buffered"} else None
 
 
-async def _batch_again(services: Services, entries: Sequence[_Entry], before: Sent) -> Reply:
+async def _batch_again(services: Services, entries: _Entries, before: Sent) -> Reply:
     places = await services.sent_keys.find(before)
     receipts = {
         sent.entry: _receipt(sent.message_id, place, deduplicated=True)
@@ -269,7 +257,7 @@ async def _batch_again(services: Services, entries: Sequence[_Entry], before: Se
 
 def _batch_reply(
     services: Services,
-    entries: Sequence[_Entry],
+    entries: _Entries,
     receipts: Mapping[int, Receipt],
     refused: Mapping[int, Problem],
     *,

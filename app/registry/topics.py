@@ -44,6 +44,7 @@ class Topic:
         self.settings = settings
         self.created_at_ms = created_at_ms
         self.revision = revision
+        self._queues = [QueueId(settings.topic, number) for number in range(settings.queues)]
         self._next_queue = 0
 
     @property
@@ -52,16 +53,16 @@ class Topic:
 
     def queue(self, number: int) -> QueueId:
         """Raises UnknownQueue."""
-        count = self.settings.queues
+        count = len(self._queues)
         if not 0 <= number < count:
             raise UnknownQueue(f"topic {self.name} has queues 0 to {count - 1}, there is no queue {number}")
-        return QueueId(self.name, number)
+        return self._queues[number]
 
     def next_queue(self) -> QueueId:
         """The queues in turn."""
-        number = self._next_queue
-        self._next_queue = (number + 1) % self.settings.queues
-        return QueueId(self.settings.topic, number)
+        queue = self._queues[self._next_queue]
+        self._next_queue = (queue.number + 1) % len(self._queues)
+        return queue
 
 
 class Topics:

@@ -10,8 +10,7 @@ from msgspec import UNSET, UnsetType
 from app import codec, pages
 from app.exchange import Call, Reply, reply
 from app.messages.build import build, check_text
-from app.problems import FieldError, as_refusal, invalid_field
-from app.registry.topics import check_name
+from app.problems import FieldError, Refusal, as_refusal, invalid_field
 from app.services import Services
 from app.transactions.schemas import (
     BeginInput,
@@ -149,24 +148,25 @@ async def _decide(services: Services, transaction_id: str, state: TxnState, by: 
 async def _build(
     services: Services, call: Call, given: TransactionMessageInput, index: int, *, message_id: str, now_ms: int
 ) -> Message:
-    pointer = f"/messages/{index}/message"
+    place = f"/messages/{index}"
     try:
-        check_name(given.topic, pointer=f"/messages/{index}/topic")
         topic = await services.topics.get_or_create(given.topic)
+    except MessagingError as error:
+        refusal = as_refusal(error)
+        refusal.errors = refusal.errors or [FieldError("/topic", refusal.code, refusal.detail)]
+        raise refusal.under(place) from error
+    try:
         return build(
             given.message,
             topic,
             message_id=message_id,
             now_ms=now_ms,
-            pointer=pointer,
             depth=_MESSAGE_DEPTH,
             transactional=True,
             traceparent=call.traceparent,
         )
-    except MessagingError as error:
-        refusal = as_refusal(error)
-        refusal.errors = refusal.errors or [FieldError(pointer, refusal.code, refusal.detail)]
-        raise refusal from error
+    except (Refusal, MessagingError) as error:
+        raise as_refusal(error).under(f"{place}/message") from error
 
 
 def _reason(given: str | UnsetType) -> str | None:

@@ -199,7 +199,7 @@ def test_a_refused_begin_leaves_nothing_behind(api, topic):
         "messages": [{"topic": topic, "message": {"payload": "x"}}, {"topic": "nowhere", "message": {"payload": "x"}}],
     }
 
-    assert_problem(api.post("/v1/transactions", json=body), 404, "topic_not_found", "/messages/1/message")
+    assert_problem(api.post("/v1/transactions", json=body), 404, "topic_not_found", "/messages/1/topic")
 
     assert_problem(api.get(f"/v1/producer-groups/{group}"), 404, "producer_group_not_found")
     assert ok(api.get("/v1/transactions", params={"producer_group": group}))["items"] == []

@@ -232,7 +232,7 @@ async def test_our_own_mark_of_a_held_transaction_adds_nothing_to_what_the_check
 def test_a_half_that_is_replayed_is_no_copy_of_itself():
     """Else every start would look for the finals of transactions that no broker has touched."""
     table = TransactionTable(decided_kept=10)
-    transaction = Transaction("txn", "shop", [TxnMessage("msg", REAL_QUEUE, None, half_offset=5)], CheckbackPolicy(), 0, 0)
+    transaction = Transaction("txn", "shop", (TxnMessage("msg", REAL_QUEUE, None, half_offset=5),), CheckbackPolicy(), 0, 0)
     table.add(transaction)
 
     assert not table.add_copy(transaction, 5)
