@@ -10,8 +10,11 @@ import errno
 import fcntl
 import mmap
 import os
+from collections.abc import Callable
 from pathlib import PurePath
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
 
 PAGE_BYTES = 4096
 
@@ -124,19 +127,20 @@ class _OsRegion:
 
 
 class _OsFile:
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, path: PurePath) -> None:
         self._fd = fd
+        self._path = str(path)
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size
 
     def read(self, offset: int, length: int) -> bytes:
-        data = os.pread(self._fd, length, offset)
+        data = self._named(os.pread, length, offset)
         if len(data) == length:
             return data
         pieces = [data]
         while data and (missing := length - sum(map(len, pieces))):
-            data = os.pread(self._fd, missing, offset + length - missing)
+            data = self._named(os.pread, missing, offset + length - missing)
             pieces.append(data)
         return b"".join(pieces)
 
@@ -161,19 +165,19 @@ class _OsFile:
             raise
 
     def write(self, offset: int, data: bytes) -> None:
-        written = os.pwrite(self._fd, data, offset)
+        written = self._named(os.pwrite, data, offset)
         while written < len(data):
-            written += os.pwrite(self._fd, memoryview(data)[written:], offset + written)
+            written += self._named(os.pwrite, memoryview(data)[written:], offset + written)
 
     def allocate(self, length: int) -> None:
-        os.posix_fallocate(self._fd, 0, length)
+        self._named(os.posix_fallocate, 0, length)
 
     def extend(self, length: int) -> None:
-        os.ftruncate(self._fd, length)
+        self._named(os.ftruncate, length)
 
     def sync(self) -> None:
         # Covers what was stored through a mapping too, and lets other threads run; mmap.flush() holds the GIL.
-        os.fdatasync(self._fd)
+        self._named(os.fdatasync)
 
     def drop_cache(self) -> None:
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -183,6 +187,14 @@ class _OsFile:
 
     def close(self) -> None:
         os.close(self._fd)
+
+    def _named(self, call: Callable[..., T], *arguments: Any) -> T:
+        """What a call on the handle returns. By itself its OSError would not say which file it was."""
+        try:
+            return call(self._fd, *arguments)
+        except OSError as error:
+            error.filename = self._path
+            raise
 
 
 class _OsLock:
@@ -198,7 +210,7 @@ class OsVfs:
 
     def open(self, path: PurePath, *, create: bool = False) -> _OsFile:
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
-        return _OsFile(os.open(path, flags, 0o600))
+        return _OsFile(os.open(path, flags, 0o600), path)
 
     def make_directory(self, path: PurePath) -> None:
         os.makedirs(path, mode=0o700, exist_ok=True)
@@ -219,6 +231,9 @@ class OsVfs:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
+        except OSError as error:
+            error.filename = str(path)
+            raise
         finally:
             os.close(fd)
 

@@ -420,7 +420,6 @@ class LocalMessageStore:
         if self._failure is not None:
             return
         self._failure = error
-        log.critical("store_failed", directory=str(self._files.directory.root), error=str(error))
         self._writer.fail(error)
         self._preparer.stop()
         synced, self._synced = self._synced, []
