@@ -1,0 +1,241 @@
+"""A disk that fails a sync ends the service with status 74; a full one is waited out. In both nothing acknowledged is lost."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from errno import EIO
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.failing_disk import Disk, ServerOnDisk
+from tests.support.http import assert_problem, ok, until
+
+STORAGE_FAILED = 74
+MESSAGE = {"payload": "x"}
+SENDERS = 8
+QUICK = {"ESCROWMQ_LOCAL__SNAPSHOT_INTERVAL_MS": "200", "ESCROWMQ_LOCAL__QUEUE_FLUSH_INTERVAL_MS": "100"}
+SMALL = {
+    "ESCROWMQ_LOCAL__SEGMENT_BYTES": str(256 << 10),
+    "ESCROWMQ_LOCAL__PREPARE_AHEAD_BYTES": str(64 << 10),
+    "ESCROWMQ_LOCAL__SNAPSHOT_INTERVAL_MS": "200",
+}
+
+
+@pytest.fixture
+def disk(tmp_path) -> Disk:
+    return Disk(tmp_path / "plan.json")
+
+
+def begin(api: httpx.Client, transaction_id: str) -> httpx.Response:
+    body = {"transaction_id": transaction_id, "producer_group": "shop", "messages": [{"topic": "orders", "message": MESSAGE}]}
+    return api.post("/v1/transactions", json=body)
+
+
+def commit_offset(api: httpx.Client, offset: int) -> httpx.Response:
+    return api.put("/v1/groups/billing/offsets", json={"offsets": [{"topic": "orders", "queue_id": 0, "offset": offset}]})
+
+
+# Everything that is answered with a 2xx only once it is on disk.
+REQUESTS: dict[str, Callable[[httpx.Client], httpx.Response]] = {
+    "send": lambda api: api.post("/v1/topics/orders/messages", json=MESSAGE),
+    "raw": lambda api: api.post("/v1/topics/orders/messages/raw", content=b"x"),
+    "batch": lambda api: api.post("/v1/topics/orders/messages/batch", json={"entries": [{"message": MESSAGE}]}),
+    "begin": lambda api: begin(api, "another"),
+    "commit": lambda api: api.post("/v1/transactions/open/commit"),
+    "rollback": lambda api: api.post("/v1/transactions/open/rollback"),
+    "offset": lambda api: commit_offset(api, 0),
+}
+
+
+@pytest.mark.parametrize("ask", REQUESTS.values(), ids=REQUESTS)
+def test_the_first_sync_that_fails_ends_the_service_and_acknowledges_nobody(tmp_path, disk, ask):
+    with ServerOnDisk(tmp_path / "data", disk) as server:
+        with server.client() as api:
+            ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+            sent = [ok(REQUESTS["send"](api), 201)["message_id"] for _ in range(3)]
+            ok(begin(api, "open"), 201)
+            ok(commit_offset(api, 2))
+
+            disk.fail_once("fdatasync", "commitlog")
+            with ThreadPoolExecutor(SENDERS) as senders:
+                answers = list(senders.map(lambda _: or_none(ask, api), range(SENDERS)))
+
+            assert disk.has_failed
+            for answer in answers:
+                if answer is not None and answer.json()["code"] != "shutting_down":
+                    problem = assert_problem(answer, 503, "storage_failed")
+                    assert not problem["retryable"]
+            assert any(answer is not None for answer in answers), "those who waited for the sync are told what became of it"
+            ready = or_none(lambda api: api.get("/readyz"), api)
+            if ready is not None:
+                assert_problem(ready, 503, "storage_failed")
+
+        assert server.wait() == STORAGE_FAILED
+        assert_one_critical_line(server.log(), "commitlog")
+
+        server.start()
+        with server.client() as api:
+            page = ok(api.get("/v1/topics/orders/queues/0/messages"))
+            assert [message["message_id"] for message in page["messages"]][:3] == sent
+            assert ok(api.get("/v1/groups/billing/offsets"))["items"][0]["offset"] in (0, 2)
+            ok(api.get("/v1/transactions/open"))
+            ok(REQUESTS["send"](api), 201)
+
+
+@pytest.mark.parametrize(
+    ("call", "file"),
+    [
+        ("fdatasync", "store/checkpoint"),
+        ("fdatasync", "consumequeue"),
+        ("fdatasync", "/consume_queues"),
+        ("fsync", "store/snapshots"),
+        ("pwrite", "consumequeue"),
+        ("pwrite", "commitlog"),
+    ],
+)
+def test_any_other_file_of_the_store_that_fails_ends_it_too_and_everything_acknowledged_is_there(tmp_path, disk, call, file):
+    sent: list[str] = []
+    with ServerOnDisk(tmp_path / "data", disk, environment={**SMALL, **QUICK}) as server:
+        with server.client() as api:
+            ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+            disk.fail_once(call, file)
+            while (answer := or_none(send_much, api)) is not None and answer.status_code == 201:
+                sent.append(answer.json()["message_id"])
+                assert len(sent) < 5_000, f"{call} was never called for {file}"
+
+        assert server.wait() == STORAGE_FAILED
+        assert disk.has_failed
+        assert_one_critical_line(server.log(), file)
+
+        server.start()
+        with server.client() as api:
+            found = [message["message_id"] for message in everything(api)]
+    assert sent
+    assert [message_id for message_id in found if message_id in set(sent)] == sent
+    assert len(found) <= len(sent) + 1, "the last one is unknown, and nothing else was sent"
+
+
+def test_who_waits_for_a_message_is_answered_when_the_disk_fails(tmp_path, disk):
+    with ServerOnDisk(tmp_path / "data", disk) as server:
+        with server.client() as api, ThreadPoolExecutor(1) as beside:
+            ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+            waiting = beside.submit(or_none, lambda api: api.get("/v1/topics/orders/queues/0/messages?wait_ms=30000"), api)
+            until(lambda: "escrowmq_long_polls_open 1.0" in api.get("/metrics").text, "it waits")
+            begun = time.monotonic()
+
+            disk.fail_once("fdatasync", "commitlog")
+            or_none(REQUESTS["send"], api)
+
+            answer = waiting.result()
+        assert server.wait() == STORAGE_FAILED
+        took = time.monotonic() - begun
+    assert answer is None or answer.status_code == 503 or answer.json()["messages"] == []
+    assert took < 5
+
+
+# ------------------------------------------------------------------------------------------------------------------ full
+
+
+def test_a_full_disk_refuses_what_needs_space_serves_the_rest_and_goes_on_by_itself(tmp_path, disk):
+    with ServerOnDisk(tmp_path / "data", disk, environment=SMALL) as server, server.client() as api:
+        ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+        ok(begin(api, "open"), 201)
+        ok(begin(api, "decided"), 201)
+        ok(api.post("/v1/transactions/decided/commit"))
+        disk.fill()
+
+        sent = fill_up(api)
+
+        for ask in REQUESTS.values():
+            problem = assert_problem(ask(api), 507, "storage_full")
+            assert problem["retryable"]
+        ok(api.get("/readyz"))
+        assert ok(api.get("/v1/transactions/decided"))["state"] == "committed"
+        assert ok(api.get("/v1/transactions/open"))["state"] == "prepared"
+        assert ok(api.get("/v1/groups/billing/offsets"))["items"] == []
+        assert [message["message_id"] for message in everything(api)][-len(sent) :] == sent
+
+        disk.make_space()
+        receipt = until(lambda: taken(send_much(api)), "it goes on", seconds=5)
+
+        assert receipt["queue_offset"] == len(everything(api)) - 1
+        assert_problem(api.get("/v1/transactions/another"), 404, "transaction_not_found")
+        (committed,) = ok(api.post("/v1/transactions/open/commit"))["messages"]
+        ok(commit_offset(api, 1))
+        assert server.terminate() == 0
+        server.start()
+        with server.client() as again:
+            found = [message["message_id"] for message in everything(again)]
+    assert {*sent, receipt["message_id"], committed["message_id"]} <= set(found)
+    assert len(found) == len(sent) + 3, "what was refused is not there"
+
+
+def test_a_service_on_a_full_disk_stops_in_order_and_starts_again(tmp_path, disk):
+    with ServerOnDisk(tmp_path / "data", disk, environment=SMALL) as server:
+        with server.client() as api:
+            ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+            disk.fill()
+            sent = fill_up(api)
+
+        assert server.terminate() == 0, server.log()
+        server.start()
+
+        with server.client() as api:
+            assert [message["message_id"] for message in everything(api)] == sent
+            assert_problem(send_much(api), 507, "storage_full")
+            disk.make_space()
+            until(lambda: taken(send_much(api)), "it goes on", seconds=5)
+
+
+# --------------------------------------------------------------------------------------------------------------- helpers
+
+
+def or_none(ask: Callable[[httpx.Client], httpx.Response], api: httpx.Client) -> httpx.Response | None:
+    """The answer; None where the connection was closed instead, or cannot be had."""
+    try:
+        return ask(api)
+    except httpx.TransportError:
+        return None
+
+
+def send_much(api: httpx.Client) -> httpx.Response:
+    return api.post("/v1/topics/orders/messages/raw", content=b"x" * 10_000)
+
+
+def taken(answer: httpx.Response) -> dict[str, Any] | None:
+    return ok(answer, 201) if answer.status_code != 507 else None
+
+
+def fill_up(api: httpx.Client) -> list[str]:
+    """Send until there is no space, first much, then little; the ids of what was taken."""
+    sent = []
+    for ask in send_much, REQUESTS["send"]:
+        while (answer := ask(api)).status_code == 201:
+            sent.append(answer.json()["message_id"])
+        assert_problem(answer, 507, "storage_full")
+    return sent
+
+
+def everything(api: httpx.Client) -> list[dict[str, Any]]:
+    """The messages of the one queue, in their order."""
+    found: list[dict[str, Any]] = []
+    while True:
+        page = ok(api.get(f"/v1/topics/orders/queues/0/messages?offset={len(found)}&max_messages=1000&payload=omit"))
+        if not page["messages"]:
+            return found
+        found += page["messages"]
+
+
+def assert_one_critical_line(log: str, file: str) -> None:
+    """It says what ended the service: which file, which error; and there is no traceback."""
+    lines = [json.loads(line) for line in log.splitlines()]
+    (critical,) = [line for line in lines if line["level"] == "critical"]
+    assert critical["event"] == "service_failed"
+    assert critical["exit_code"] == STORAGE_FAILED
+    assert f"[Errno {EIO}] {os.strerror(EIO)}" in critical["error"]
+    assert file in critical["error"]
+    assert not any("exception" in line for line in lines)

@@ -1,0 +1,88 @@
+"""A service whose disk fails when a test says so: the real command in a process in which some system calls return errors.
+
+Run as a program it is `escrowmq`, but for some calls on files. These look into the plan first: a small JSON file that a test
+writes and takes away while the service runs. An error looks as the kernel's does: a number, and not which file it was.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from errno import EIO, ENOSPC
+from pathlib import Path
+from typing import Any
+
+from cli.main import main
+from tests.support.server import Server
+
+CALLS = ("fdatasync", "fsync", "pwrite", "posix_fallocate")
+_REPOSITORY = Path(__file__).parents[2]
+
+
+class Disk:
+    """What a test says about the disk of one service."""
+
+    def __init__(self, plan: Path) -> None:
+        self.plan = plan
+
+    def fail_once(self, call: str, file: str) -> None:
+        """The next call of this name on a file or folder whose path holds `file` fails as Linux fails it: once, with EIO."""
+        self._write({"calls": [call], "file": file, "errno": EIO, "once": True})
+
+    def fill(self) -> None:
+        """There is no space left for the log."""
+        self._write({"calls": ["posix_fallocate", "pwrite"], "file": "commitlog", "errno": ENOSPC, "once": False})
+
+    def make_space(self) -> None:
+        self.plan.unlink()
+
+    @property
+    def has_failed(self) -> bool:
+        """Has the one call failed?"""
+        return not self.plan.exists()
+
+    def _write(self, plan: dict[str, Any]) -> None:
+        made = self.plan.with_suffix(".new")
+        made.write_text(json.dumps(plan))
+        made.rename(self.plan)
+
+
+class ServerOnDisk(Server):
+    """A `Server` that runs on a `Disk`."""
+
+    def __init__(self, data_dir: Path, disk: Disk, *, environment: dict[str, str] | None = None) -> None:
+        super().__init__(data_dir, dev=False, environment={"PYTHONPATH": str(_REPOSITORY), **(environment or {})})
+        self._disk = disk
+
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "tests.support.failing_disk", str(self._disk.plan), *super().command[1:]]
+
+
+def _failing(name: str, plan: Path) -> Callable[..., Any]:
+    call = getattr(os, name)
+
+    def look_first(fd: int, *arguments: Any) -> Any:
+        try:
+            wanted = json.loads(plan.read_text())
+        except FileNotFoundError:
+            return call(fd, *arguments)
+        if name in wanted["calls"] and wanted["file"] in os.readlink(f"/proc/self/fd/{fd}"):
+            if wanted["once"]:
+                plan.unlink()
+            raise OSError(wanted["errno"], os.strerror(wanted["errno"]))
+        return call(fd, *arguments)
+
+    return look_first
+
+
+def _run() -> None:
+    """As `escrowmq`; the first argument is the plan."""
+    plan = Path(sys.argv.pop(1))
+    for name in CALLS:
+        setattr(os, name, _failing(name, plan))
+    main()
+
+
+if __name__ == "__main__":
+    _run()
