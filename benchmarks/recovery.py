@@ -19,7 +19,7 @@ from storage.clock import SystemClock
 from storage.files.vfs import OsVfs
 from storage.formats import scan, unit
 from storage.identifiers import Identifiers, SystemRandom
-from storage.local.consume_queue import ConsumeQueues
+from storage.local.consume_queue import ConsumeQueues, QueueFiles
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
 from storage.local.replay import Replay
@@ -45,7 +45,7 @@ def _measure(root: Path, count: int) -> list[Figure]:
     read = seconds(lambda: [None for _ in _windows(path)])
     checked = seconds(lambda: [crc32c(window) for _, window in _windows(path)])
     walked = seconds(lambda: _walk(path, None))
-    replayed = seconds(lambda: _walk(path, Replay(ConsumeQueues())))
+    replayed = seconds(lambda: _walk(path, Replay(ConsumeQueues(), _queue_files(root))))
     started = seconds(lambda: asyncio.run(_start(root)))
     note = f"{records:,} records"
     return [
@@ -75,6 +75,18 @@ def _write_log(root: Path, count: int) -> int:
             records += count
         file.truncate(SEGMENT_BYTES)
     return records
+
+
+def _queue_files(root: Path) -> QueueFiles:
+    """Of a store that has none."""
+    directory = root / "consumequeue"
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+    options = LocalStoreOptions()
+    scratch = root / "making"
+    return QueueFiles(
+        OsVfs(), directory, entries_per_file=options.queue_file_entries, max_open=options.max_open_queue_files, scratch=scratch
+    )
 
 
 def _windows(path: Path) -> Iterator[tuple[int, bytes]]:

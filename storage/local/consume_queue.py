@@ -56,6 +56,14 @@ class ConsumeQueue:
             return None
         return [queue_entry.decode(entry) for entry in self._recent[at : at + count]]
 
+    def replay(self, queue_offset: int, entry: bytes) -> bool:
+        """Recovery found this message: take it, unless it is known. False: it is not the next one, others are missing."""
+        next_offset = self.next_offset
+        if queue_offset == next_offset:
+            self.append(entry)
+            self.next_offset = next_offset + 1
+        return queue_offset <= next_offset
+
     def take_unflushed(self) -> "Unflushed":
         at = self._unflushed_from - self._recent_from
         return Unflushed(self, self._unflushed_from, b"".join(self._recent[at:]))
@@ -121,20 +129,14 @@ class ConsumeQueues:
         self.grow(queue.topic, queue.number + 1)
         self._queues[queue] = ConsumeQueue(queue, first=bounds.first, end=bounds.end)
 
-    def replay(self, queue: QueueId, queue_offset: int, entry: bytes) -> int | None:
-        """Recovery found this record. None: taken. Else the offset that the queue expects, and nothing is taken."""
-        found = self._queues.get(queue)
-        if found is None:
-            self.grow(queue.topic, queue.number + 1)
-            found = self._queues[queue]
-        if found.end == found.first == 0 and queue_offset:
-            # The queue begins here: what came before it has been dropped with its segments.
+    def found(self, queue: QueueId, queue_offset: int) -> ConsumeQueue:
+        """The queue, of which recovery has found this message and none before."""
+        self.grow(queue.topic, queue.number + 1)
+        found = self._queues[queue]
+        if found.end == 0:
+            # It begins here: what came before it has been dropped with its segments.
             self._queues[queue] = found = ConsumeQueue(queue, first=queue_offset, end=queue_offset)
-        if found.end != queue_offset:
-            return found.end
-        found.append(entry)
-        found.next_offset = queue_offset + 1
-        return None
+        return found
 
 
 class QueueFiles:

@@ -125,7 +125,7 @@ def recover(
     if not was_closed:
         _see_the_disk(directory, segments, begin)
 
-    replay = Replay(queues)
+    replay = Replay(queues, queue_files)
     walk = _walk(segments, begin, replay, progress, epoch=0)
     was_clean = was_closed and walk.end == synced_offset
     behind = _Behind([] if was_clean else segments, walk.end, walk.epoch)

@@ -4,11 +4,12 @@ import struct
 from functools import lru_cache
 
 from storage.errors import CorruptRecord
+from storage.files.vfs import is_disk_full
 from storage.formats import properties, queue_entry
 from storage.formats import record as records
 from storage.formats.delay_levels import DELAY_LEVEL, SCHEDULE_TOPIC, deliver_at_ms
 from storage.formats.scan import Scan
-from storage.local.consume_queue import ConsumeQueues
+from storage.local.consume_queue import ConsumeQueue, ConsumeQueues, QueueFiles
 from storage.message import QueueId, TransactionBits
 
 # queue_number, queue_offset, sys_flag, stored_at_ms, body_bytes of a record with IPv4 hosts (formats/record.py)
@@ -17,13 +18,18 @@ _BODY_AT = _FIELDS.size
 assert _BODY_AT == 88
 _QUEUED = (TransactionBits.NONE, TransactionBits.COMMIT)
 _TAG_ITEM = b"\x02TAGS\x01"
+_SCHEDULE_TOPIC = SCHEDULE_TOPIC.encode("ascii")
+_MOST_IN_MEMORY = 1_000_000  # entries; about 100 MB
 
 
 class Replay:
-    """Feeds records to the queues, in log order."""
+    """Feeds records to the queues, in log order. What memory should not hold goes to their files meanwhile."""
 
-    def __init__(self, queues: ConsumeQueues) -> None:
+    def __init__(self, queues: ConsumeQueues, files: QueueFiles) -> None:
         self._queues = queues
+        self._files = files
+        self._found: dict[tuple[bytes, int], ConsumeQueue] = {}  # by topic and number
+        self._in_memory = 0
         self.record_count = 0
         self.last_stored_at_ms = 0
 
@@ -31,33 +37,53 @@ class Replay:
         """The records of a scan of `window`. Raises CorruptRecord where a queue would get a gap."""
         for offset, length in zip(scan.record_offsets.tolist(), scan.record_bytes.tolist(), strict=True):
             at = offset - window_offset
-            queue, queue_offset, sys_flag, stored_at_ms, tags_code = _dispatch_fields(window, at, length)
-            self.record_count += 1
-            self.last_stored_at_ms = max(self.last_stored_at_ms, stored_at_ms)
+            topic, queue_number, queue_offset, sys_flag, stored_at_ms, tags_code = _dispatch_fields(window, at, length)
+            if stored_at_ms > self.last_stored_at_ms:
+                self.last_stored_at_ms = stored_at_ms
             if sys_flag & records.TRANSACTION_MASK not in _QUEUED:
                 continue
-            expected = self._queues.replay(queue, queue_offset, queue_entry.encode(offset, length, tags_code))
-            if expected is not None and queue_offset > expected:
-                raise CorruptRecord(None, offset, f"it is number {queue_offset} of {queue}, the next one is {expected}")
+            queue = self._found.get((topic, queue_number))
+            if queue is None:
+                queue = self._queues.found(QueueId(topic.decode("utf-8"), queue_number), queue_offset)
+                self._found[topic, queue_number] = queue
+            if not queue.replay(queue_offset, queue_entry.encode(offset, length, tags_code)):
+                raise CorruptRecord(None, offset, f"it is number {queue_offset} of {queue.id}, the next is {queue.next_offset}")
+        self.record_count += len(scan.record_offsets)
+        self._in_memory += len(scan.record_offsets)
+        if self._in_memory >= _MOST_IN_MEMORY:
+            self._in_memory = 0
+            self._write_queues()
+
+    def _write_queues(self) -> None:
+        """The records are durable, or the log would not be walked: so may their entries be."""
+        try:
+            for queue in self._found.values():
+                unflushed = queue.take_unflushed()
+                self._files.write(unflushed)
+                queue.note_flushed(unflushed.end)
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            # They stay in memory: a full disk does not keep consumers from reading.
 
 
-def _dispatch_fields(window: bytes, at: int, length: int) -> tuple[QueueId, int, int, int, int]:
+def _dispatch_fields(window: bytes, at: int, length: int) -> tuple[bytes, int, int, int, int, int]:
     queue_number, queue_offset, sys_flag, stored_at_ms, body_bytes = _FIELDS.unpack_from(window, at)
     if sys_flag & (records.BORN_HOST_IPV6 | records.STORE_HOST_IPV6):
         record = records.decode(window[at : at + length])
         queue_number, queue_offset, stored_at_ms = record.queue_number, record.queue_offset, record.stored_at_ms
-        topic, own = record.topic, record.properties
+        topic, own = record.topic.encode("utf-8"), record.properties
     else:
         cursor = at + _BODY_AT + body_bytes
         is_v1 = records.start(window, at)[1] == records.MAGIC_V1
         begin = cursor + (1 if is_v1 else 2)
         end = begin + int.from_bytes(window[cursor:begin], "big")
-        topic, own = window[begin:end].decode("utf-8"), window[end + 2 : at + length]
-    return QueueId(topic, queue_number), queue_offset, sys_flag, stored_at_ms, _tags_code(topic, own, stored_at_ms)
+        topic, own = window[begin:end], window[end + 2 : at + length]
+    return topic, queue_number, queue_offset, sys_flag, stored_at_ms, _tags_code(topic, own, stored_at_ms)
 
 
-def _tags_code(topic: str, own: bytes, stored_at_ms: int) -> int:
-    if topic == SCHEDULE_TOPIC:
+def _tags_code(topic: bytes, own: bytes, stored_at_ms: int) -> int:
+    if topic == _SCHEDULE_TOPIC:
         level = properties.decode(own).get(DELAY_LEVEL)
         if level is not None:
             return deliver_at_ms(level, stored_at_ms)

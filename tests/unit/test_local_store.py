@@ -21,6 +21,7 @@ from storage.files.simulated import SimulatedDisk
 from storage.formats import record as records
 from storage.formats import scan, unit
 from storage.formats.names import file_name
+from storage.local import replay
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.message import Durability, QueueId
@@ -652,6 +653,22 @@ def test_queue_files_equal_the_log_after_a_rebuild():
     disk = in_world(main, disk)
 
     assert {name: disk.open(path / name).read(0, 1_000) for name in disk.list_directory(path)} == before
+
+
+def test_a_start_that_finds_more_entries_than_memory_should_hold_writes_them_as_it_walks(monkeypatch):
+    monkeypatch.setattr(replay, "_MOST_IN_MEMORY", 20)
+    disk = filled()
+    path = ROOT / "consumequeue" / "orders" / "0"
+    (first, *_) = names = disk.list_directory(path)
+    before = disk.open(path / first).read(0, 1_000)
+    for name in names:
+        disk.remove(path / name)
+
+    async def main(world):
+        await world.open_store(options())
+        assert world.disk.open(path / first).read(0, 1_000) == before
+
+    everything_is_there(in_world(main, disk), was_clean=False)
 
 
 def test_a_snapshot_that_reflects_more_than_the_log_holds_is_not_given_back():
