@@ -19,7 +19,7 @@ from app.services import Services
 from app.settings import Settings
 from scheduler.ticker import Ticker
 from storage.clock import Clock, SystemClock
-from storage.errors import DirectoryInUse, StorageError, StoreClosed, StoreRecovering
+from storage.errors import DirectoryInUse, StorageError, StorageFull, StoreClosed, StoreRecovering
 from storage.files.vfs import OsVfs
 from storage.identifiers import Identifiers, SystemRandom
 from storage.local.local_store import LocalMessageStore
@@ -115,6 +115,8 @@ class Wiring:
             await self._open()
         except DirectoryInUse as error:
             self._fail(exit_codes.DIRECTORY_IN_USE, error)
+        except StorageFull as error:
+            self._fail(exit_codes.STORAGE_FAILED, error)
         except (StorageError, DatabaseError) as error:
             self._fail(exit_codes.DATA_DAMAGED, error)
         except (PermissionError, NotADirectoryError, FileExistsError) as error:

@@ -31,7 +31,7 @@ Name = Annotated[str, Path(description="The producer group's name.")]
         body_is_optional=True,
         answers={201: ProducerGroup, 200: ProducerGroup},
         headers=[IF_MATCH],
-        problems=["reserved_topic", "revision_mismatch", "not_supported_by_engine"],
+        problems=["reserved_topic", "revision_mismatch", "not_supported_by_engine", "storage_full"],
     ),
 )
 async def put_producer_group(producer_group: Name, request: Request) -> Response:

@@ -9,14 +9,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from sqlite3 import SQLITE_FULL
 from typing import Any, TypeVar
 
 from alembic.config import Config
 from sqlalchemy import Connection, Select, create_engine, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from alembic import command
+from storage.errors import StorageFull
 
 T = TypeVar("T")
 
@@ -50,7 +53,7 @@ class Database:
         await self._call(self._migrate)
 
     async def run(self, work: Callable[[Connection], T]) -> T:
-        """`work` in a transaction of its own; committed, and durable, on return."""
+        """`work` in a transaction of its own; committed, and durable, on return. Raises StorageFull: nothing was changed."""
         return await self._call(partial(self._in_transaction, work))
 
     async def aclose(self) -> None:
@@ -61,12 +64,16 @@ class Database:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _in_transaction(self, work: Callable[[Connection], T]) -> T:
-        with self._engine.begin() as connection:
-            return work(connection)
+        try:
+            with self._engine.begin() as connection:
+                return work(connection)
+        except OperationalError as error:
+            if _is_disk_full(error):
+                raise StorageFull from error
+            raise
 
     def _migrate(self) -> None:
-        with self._engine.begin() as connection:
-            migrate(connection, "head")
+        self._in_transaction(lambda connection: migrate(connection, "head"))
 
 
 def rows(connection: Connection, query: Select[Any]) -> list[dict[str, Any]]:
@@ -83,6 +90,11 @@ def migrate(connection: Connection, revision: str) -> None:
         command.downgrade(config, revision)
     else:
         command.upgrade(config, revision)
+
+
+def _is_disk_full(error: OperationalError) -> bool:
+    """As SQLite or PostgreSQL (disk_full) say it."""
+    return getattr(error.orig, "sqlite_errorcode", None) == SQLITE_FULL or getattr(error.orig, "sqlstate", None) == "53100"
 
 
 def _set_up_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:

@@ -1,0 +1,61 @@
+"""The registry's database where its disk is full."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from sqlalchemy import Connection, insert, text
+
+from app.registry.database import Database, rows
+from app.registry.tables import consumer_groups
+from storage.errors import StorageFull
+
+
+@pytest_asyncio.fixture
+async def database(tmp_path) -> AsyncIterator[Database]:
+    opened = Database(f"sqlite:///{tmp_path / 'registry.db'}")
+    await opened.open()
+    yield opened
+    await opened.aclose()
+
+
+async def allow_pages(database: Database, more: int) -> None:
+    """So many beyond what the database has now."""
+
+    def limit(connection: Connection) -> None:
+        count = connection.scalar(text("PRAGMA page_count"))
+        connection.execute(text(f"PRAGMA max_page_count = {count + more}"))
+
+    await database.run(limit)
+
+
+def added(number: int):
+    row = {"consumer_group": f"{number:0>100}", "created_at_ms": 0, "revision": 1}
+    return lambda connection: connection.execute(insert(consumer_groups).values(**row)).rowcount
+
+
+async def count(database: Database) -> int:
+    return len(await database.run(lambda connection: rows(connection, consumer_groups.select())))
+
+
+async def fill(database: Database) -> int:
+    """Add groups until there is no space; how many were taken."""
+    for number in range(10_000):
+        try:
+            await database.run(added(number))
+        except StorageFull:
+            return number
+    raise AssertionError("the database is never full")
+
+
+async def test_a_full_disk_changes_nothing_and_is_waited_out(database):
+    await allow_pages(database, 2)
+    taken = await fill(database)
+
+    with pytest.raises(StorageFull):
+        await database.run(added(taken))
+    assert await count(database) == taken > 0
+
+    await allow_pages(database, 100)
+    await database.run(added(taken))
+    assert await count(database) == taken + 1
