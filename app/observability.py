@@ -5,8 +5,11 @@ Labels of metrics are bounded: operations, statuses, decisions, never names that
 """
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import TextIO, cast
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -15,8 +18,24 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 _LATENCY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
+class _StandardError:
+    """Standard error for a log. What cannot be written (it goes to a file, and the disk is full) is lost, and nobody minds:
+    a line of the log must not keep what it tells of from being done.
+    """
+
+    def write(self, text: str) -> None:
+        left = text.encode("utf-8", "backslashreplace")
+        with suppress(OSError):
+            while left:
+                left = left[os.write(sys.stderr.fileno(), left) :]
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+
 def configure_logging(*, level: str, readable: bool) -> None:
     """JSON lines, or readable ones for a person at a terminal; on standard error, libraries' lines too."""
+    stream = cast("TextIO", _StandardError())
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -30,10 +49,10 @@ def configure_logging(*, level: str, readable: bool) -> None:
     structlog.configure(
         processors=[*shared, *end],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(stream),
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *end]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from errno import EIO
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -189,6 +190,20 @@ def test_a_service_on_a_full_disk_stops_in_order_and_starts_again(tmp_path, disk
             assert_problem(send_much(api), 507, "storage_full")
             disk.make_space()
             until(lambda: taken(send_much(api)), "it goes on", seconds=5)
+
+
+def test_a_log_that_cannot_be_written_keeps_nothing_from_being_done(tmp_path, disk):
+    server = ServerOnDisk(tmp_path / "data", disk, environment=SMALL)
+    server.log_path = Path("/dev/full")  # every write to it fails as on a full disk
+    with server:
+        with server.client() as api:
+            ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+            disk.fill()
+            fill_up(api)
+            disk.make_space()
+            until(lambda: taken(send_much(api)), "it goes on", seconds=5)
+
+        assert server.terminate() == 0
 
 
 # --------------------------------------------------------------------------------------------------------------- helpers
