@@ -1,0 +1,95 @@
+"""C7: a real file system without space. The log, the registry and the service's own log lines are all on it.
+
+`tests/e2e/test_failing_disk.py` asks the same of a disk that only says it is full, on any machine; here one has to be mounted.
+"""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.http import assert_problem, ok, until
+from tests.support.server import Server
+
+pytestmark = pytest.mark.faults
+
+ROUNDS = 20 if os.environ.get("FAULTS") == "full" else 2
+ENVIRONMENT = {"ESCROWMQ_LOCAL__SEGMENT_BYTES": str(1 << 20), "ESCROWMQ_LOCAL__PREPARE_AHEAD_BYTES": str(64 << 10)}
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={16 + 5 * ROUNDS}m", "none", str(disk)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode()}")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_service_goes_through_full_disks_and_loses_nothing(small_disk):
+    filler = small_disk / "filler"
+    sent: list[str] = []
+    with Server(small_disk / "data", dev=False, environment=ENVIRONMENT) as server:
+        with server.client() as api:
+            ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+        for number in range(ROUNDS):
+            free_bytes = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
+            filler.write_bytes(bytes(free_bytes - (3 << 20)))
+            with server.client() as api:
+                fill_log(api, sent)
+                made = fill_registry(api, number)
+
+                ok(api.get("/readyz"))
+                assert stored(api) == sent
+                filler.unlink()
+                ok(api.put(f"/v1/producer-groups/after-{number}"), 201)
+                until(lambda api=api: was_sent(api, sent), "the log goes on", seconds=5)
+
+                assert ok(api.get(f"/v1/topics/{made}"))["topic"] == made
+            assert server.terminate() == 0
+            server.start()
+            with server.client() as api:
+                assert stored(api) == sent
+
+
+def was_sent(api: httpx.Client, sent: list[str], *, size: int = 1) -> bool:
+    answer = api.post("/v1/topics/orders/messages/raw", content=b"x" * size)
+    if answer.status_code == 507:
+        assert_problem(answer, 507, "storage_full")
+        return False
+    sent.append(ok(answer, 201)["message_id"])
+    return True
+
+
+def fill_log(api: httpx.Client, sent: list[str]) -> None:
+    for size in 50_000, 1:
+        while was_sent(api, sent, size=size):
+            pass
+
+
+def fill_registry(api: httpx.Client, number: int) -> str:
+    """The last topic that could be made."""
+    made = "orders"
+    for count in range(10_000):
+        answer = api.post("/v1/topics", json={"topic": f"topic-{number}-{count}", "queues": 1})
+        if answer.status_code != 201:
+            assert_problem(answer, 507, "storage_full")
+            return made
+        made = f"topic-{number}-{count}"
+    raise AssertionError("the registry is never full")
+
+
+def stored(api: httpx.Client) -> list[str]:
+    found: list[str] = []
+    while True:
+        page = ok(api.get(f"/v1/topics/orders/queues/0/messages?offset={len(found)}&max_messages=1000&payload=omit"))
+        if not page["messages"]:
+            return found
+        found += [message["message_id"] for message in page["messages"]]
