@@ -213,6 +213,8 @@ class LogWriter:
         """While a flush is in flight a unit written now would only wait for the next one, as it does in memory."""
         if self._options.flush is not FlushPolicy.BEFORE_ACK or not self.flusher.is_busy:
             return False
+        if self.flusher.busy_ms() >= self._options.sync_timeout_ms:
+            return False  # it may never come back: who waits is written, to be answered as buffered
         return all(call.durability is not Durability.BUFFERED for call in self._calls)
 
     def _take(self) -> list[AppendCall]:
@@ -355,6 +357,7 @@ class LogWriter:
                 waiting, overdue.waiting = overdue.waiting, []
                 for call, at in waiting:
                     self._answer(call, overdue.appended(call, at, durable=False))
+        self._write_calls()
         if any(written.waiting for written in self._units):
             self._watch_sync()
 

@@ -297,6 +297,29 @@ def test_a_send_whose_sync_takes_longer_than_the_limit_is_answered_as_not_durabl
     in_world(main)
 
 
+def test_sends_behind_a_sync_that_does_not_come_back_are_answered_too():
+    async def main(world):
+        disk = SlowSync(world)
+        store = await open_with_orders(world, options(sync_timeout_ms=5_000))
+        disk.is_stuck = True
+        first = asyncio.ensure_future(store.append([message()]))
+        await asyncio.sleep(1)
+        begun = world.loop.now
+        (second,) = await store.append([message()])
+        (third,) = await store.append([message()])
+        assert not second.durable
+        assert not third.durable
+        assert world.loop.now - begun < 2 * 2 * 5.0
+        await first
+
+        disk.release()
+
+        assert await store.wait_for_arrival(QUEUE, 2, timeout_ms=1_000)
+        assert (await store.append([message()]))[0].durable
+
+    in_world(main)
+
+
 def test_a_sync_that_takes_long_makes_buffered_sends_wait():
     async def main(world):
         disk = SlowSync(world)
