@@ -1,13 +1,15 @@
-"""A service whose disk fails when a test says so: the real command in a process in which some system calls return errors.
+"""A service whose disk fails, or dawdles, when a test says so: the real command, in which some system calls do not do as usual.
 
 Run as a program it is `escrowmq`, but for some calls on files. These look into the plan first: a small JSON file that a test
 writes and takes away while the service runs. An error looks as the kernel's does: a number, and not which file it was.
 """
 
+import fcntl
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from errno import EIO, ENOSPC
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 from cli.main import main
 from tests.support.server import Server
 
-CALLS = ("fdatasync", "fsync", "pwrite", "posix_fallocate")
+CALLS = ("fdatasync", "fsync", "pread", "pwrite", "posix_fallocate")
 _REPOSITORY = Path(__file__).parents[2]
 
 
@@ -27,21 +29,30 @@ class Disk:
 
     def fail_once(self, call: str, file: str) -> None:
         """The next call of this name on a file or folder whose path holds `file` fails as Linux fails it: once, with EIO."""
-        self._write({"calls": [call], "file": file, "errno": EIO, "once": True})
+        self._write(calls=[call], file=file, errno=EIO, once=True)
 
     def fill(self) -> None:
         """There is no space left for the log."""
-        self._write({"calls": ["posix_fallocate", "pwrite"], "file": "commitlog", "errno": ENOSPC, "once": False})
+        self._write(calls=["posix_fallocate", "pwrite"], file="commitlog", errno=ENOSPC, once=False)
 
     def make_space(self) -> None:
         self.plan.unlink()
+
+    @contextmanager
+    def slow(self, call: str, file: str) -> Iterator[None]:
+        """Calls of this name on such files do not return before the end of the block."""
+        with self.plan.with_suffix(".lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._write(calls=[call], file=file, wait_for=lock.name)
+            yield
+            self.plan.unlink()
 
     @property
     def has_failed(self) -> bool:
         """Has the one call failed?"""
         return not self.plan.exists()
 
-    def _write(self, plan: dict[str, Any]) -> None:
+    def _write(self, **plan: Any) -> None:
         made = self.plan.with_suffix(".new")
         made.write_text(json.dumps(plan))
         made.rename(self.plan)
@@ -68,6 +79,10 @@ def _failing(name: str, plan: Path) -> Callable[..., Any]:
         except FileNotFoundError:
             return call(fd, *arguments)
         if name in wanted["calls"] and wanted["file"] in os.readlink(f"/proc/self/fd/{fd}"):
+            if "wait_for" in wanted:
+                with open(wanted["wait_for"], "rb") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_SH)
+                return call(fd, *arguments)
             if wanted["once"]:
                 plan.unlink()
             raise OSError(wanted["errno"], os.strerror(wanted["errno"]))
