@@ -56,6 +56,8 @@ _HEADER_TO_BORN = struct.Struct(">iIIiiqqiq")
 _AFTER_BORN = struct.Struct(">q")
 _AFTER_STORE = struct.Struct(">iqi")
 _LENGTH = struct.Struct(">h")
+_SKIMMED = struct.Struct(">4xI4xi4xq8xi16xq20xi")  # with IPv4 hosts: what `skim` gives, and magic and body_bytes
+assert _SKIMMED.size == _HEADER.size
 assert _HEADER.size + 1 + _LENGTH.size == FIXED_BYTES
 
 
@@ -185,6 +187,22 @@ def decode(raw: bytes, at: int = 0) -> Record:
         magic, crc, queue_number, flag, queue_offset, physical_offset, sys_flag, born_at_ms, born_host, stored_at_ms,
         store_host, reconsume_times, prepared_offset, raw[body_at:topic_at], topic, raw[properties_at:end],
     )  # fmt: skip
+
+
+def skim(raw: bytes, at: int, total: int) -> tuple[bytes, int, int, int, int, bytes]:
+    """(topic, queue_number, queue_offset, sys_flag, stored_at_ms, properties) of a record that a scan has found whole.
+
+    For those who look at every record of a log: nothing is checked, topic and properties are as they are stored.
+    """
+    magic, queue_number, queue_offset, sys_flag, stored_at_ms, body_bytes = _SKIMMED.unpack_from(raw, at)
+    if sys_flag & (BORN_HOST_IPV6 | STORE_HOST_IPV6):
+        record = decode(raw[at : at + total])
+        topic = record.topic.encode("utf-8")
+        return topic, record.queue_number, record.queue_offset, record.sys_flag, record.stored_at_ms, record.properties
+    cursor = at + _SKIMMED.size + body_bytes
+    begin = cursor + (1 if magic == MAGIC_V1 else 2)
+    end = begin + int.from_bytes(raw[cursor:begin], "big")
+    return raw[begin:end], queue_number, queue_offset, sys_flag, stored_at_ms, raw[end + _LENGTH.size : at + total]
 
 
 def _host(raw: bytes, at: int, is_ipv6: int) -> tuple[bytes, int]:

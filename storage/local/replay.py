@@ -1,6 +1,5 @@
 """Gives the consume queues back from the bytes of the log: what dispatch did when the messages became visible."""
 
-import struct
 from functools import lru_cache
 
 from storage.errors import CorruptRecord
@@ -12,10 +11,6 @@ from storage.formats.scan import Scan
 from storage.local.consume_queue import ConsumeQueue, ConsumeQueues, QueueFiles
 from storage.message import QueueId, TransactionBits
 
-# queue_number, queue_offset, sys_flag, stored_at_ms, body_bytes of a record with IPv4 hosts (formats/record.py)
-_FIELDS = struct.Struct(">12xi4xq8xi16xq20xi")
-_BODY_AT = _FIELDS.size
-assert _BODY_AT == 88
 _QUEUED = (TransactionBits.NONE, TransactionBits.COMMIT)
 _TAG_ITEM = b"\x02TAGS\x01"
 _SCHEDULE_TOPIC = SCHEDULE_TOPIC.encode("ascii")
@@ -36,8 +31,9 @@ class Replay:
     def feed(self, window: bytes, window_offset: int, scan: Scan) -> None:
         """The records of a scan of `window`. Raises CorruptRecord where a queue would get a gap."""
         for offset, length in zip(scan.record_offsets.tolist(), scan.record_bytes.tolist(), strict=True):
-            at = offset - window_offset
-            topic, queue_number, queue_offset, sys_flag, stored_at_ms, tags_code = _dispatch_fields(window, at, length)
+            topic, queue_number, queue_offset, sys_flag, stored_at_ms, own = records.skim(
+                window, offset - window_offset, length
+            )
             if stored_at_ms > self.last_stored_at_ms:
                 self.last_stored_at_ms = stored_at_ms
             if sys_flag & records.TRANSACTION_MASK not in _QUEUED:
@@ -46,7 +42,7 @@ class Replay:
             if queue is None:
                 queue = self._queues.found(QueueId(topic.decode("utf-8"), queue_number), queue_offset)
                 self._found[topic, queue_number] = queue
-            if not queue.replay(queue_offset, queue_entry.encode(offset, length, tags_code)):
+            if not queue.replay(queue_offset, queue_entry.encode(offset, length, _tags_code(topic, own, stored_at_ms))):
                 raise CorruptRecord(None, offset, f"it is number {queue_offset} of {queue.id}, the next is {queue.next_offset}")
         self.record_count += len(scan.record_offsets)
         self._in_memory += len(scan.record_offsets)
@@ -65,21 +61,6 @@ class Replay:
             if not is_disk_full(error):
                 raise
             # They stay in memory: a full disk does not keep consumers from reading.
-
-
-def _dispatch_fields(window: bytes, at: int, length: int) -> tuple[bytes, int, int, int, int, int]:
-    queue_number, queue_offset, sys_flag, stored_at_ms, body_bytes = _FIELDS.unpack_from(window, at)
-    if sys_flag & (records.BORN_HOST_IPV6 | records.STORE_HOST_IPV6):
-        record = records.decode(window[at : at + length])
-        queue_number, queue_offset, stored_at_ms = record.queue_number, record.queue_offset, record.stored_at_ms
-        topic, own = record.topic.encode("utf-8"), record.properties
-    else:
-        cursor = at + _BODY_AT + body_bytes
-        is_v1 = records.start(window, at)[1] == records.MAGIC_V1
-        begin = cursor + (1 if is_v1 else 2)
-        end = begin + int.from_bytes(window[cursor:begin], "big")
-        topic, own = window[begin:end], window[end + 2 : at + length]
-    return topic, queue_number, queue_offset, sys_flag, stored_at_ms, _tags_code(topic, own, stored_at_ms)
 
 
 def _tags_code(topic: bytes, own: bytes, stored_at_ms: int) -> int:
