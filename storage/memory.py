@@ -1,12 +1,12 @@
 """The reference engine: everything in dicts, nothing on disk. What the other engines are compared with; what demos run on."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from storage.clock import Clock
 from storage.errors import InvalidRequest, OffsetBeyondEnd, StoreClosed, UnknownQueue, UnknownTopic
 from storage.message import Appended, Durability, Message, OffsetRange, QueueId, StoredMessage
-from storage.store import Snapshot
+from storage.store import LAST_MS, Snapshot
 
 
 class MemoryMessageStore:
@@ -106,6 +106,21 @@ class MemoryMessageStore:
 
     async def wait_durable(self, appended: Appended) -> None:
         """SyncedPosition."""
+
+    async def find_messages(
+        self, key: str, *, topics: Collection[str], from_ms: int = 0, to_ms: int = LAST_MS, max_messages: int
+    ) -> list[StoredMessage]:
+        """KeyLookup."""
+        if self._is_closed:
+            raise StoreClosed
+        found = [
+            message
+            for queue, messages in self._queues.items()
+            if queue.topic in topics
+            for message in messages
+            if key in (message.message_id, *(message.key or "").split(" ")) and from_ms <= message.stored_at_ms <= to_ms
+        ]
+        return sorted(found, key=lambda message: message.log_offset or 0, reverse=True)[:max_messages]
 
     async def save_snapshot(self, name: str, snapshot: Snapshot) -> None:
         """Snapshots."""

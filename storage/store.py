@@ -4,10 +4,12 @@ Whatever passes `tests/conformance` may stand behind it. No address of an engine
 that receipts show and that a final record hands back as its half message's place; nobody above computes with it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from storage.message import Appended, Durability, Message, OffsetRange, QueueId, StoredMessage
+
+LAST_MS = (1 << 63) - 1  # of wall milliseconds: no end
 
 
 class MessageStore(Protocol):
@@ -74,6 +76,19 @@ class SyncedPosition(Protocol):
 
     async def wait_durable(self, appended: Appended) -> None:
         """Return once this message is durable. Raises FlushFailed."""
+
+
+@runtime_checkable
+class KeyLookup(Protocol):
+    """Engines that find messages by what they are called."""
+
+    async def find_messages(
+        self, key: str, *, topics: Collection[str], from_ms: int = 0, to_ms: int = LAST_MS, max_messages: int
+    ) -> list[StoredMessage]:
+        """Visible messages of these topics with this id or key that were stored in [from_ms, to_ms], newest first.
+
+        Raises CorruptRecord, StoreClosed.
+        """
 
 
 class Snapshot(NamedTuple):

@@ -5,6 +5,7 @@ the sender's. The reader skips what is not an item; a bare 0x02 is therefore pad
 Source: RocketMQ MessageDecoder#messageProperties2String and #string2messageProperties, MessageConst#STRING_HASH_SET.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 
 from storage.message import ORDERING_KEY
@@ -24,6 +25,8 @@ TRANSACTION_ID = "__transactionId__"
 
 CONTENT_TYPE = "__content_type"
 EMPTY = "__empty"  # names of the sender's properties whose value is empty: an item without a value is skipped by readers
+
+_LOOKED_UP_BY = re.compile(rb"(?:^|\x02)(UNIQ_KEY|KEYS)\x01([^\x02]+)")
 
 UNIT = "__unit"  # the two that formats/unit.py adds and takes away again
 SEAL = "__seal"
@@ -62,6 +65,13 @@ def decode(raw: bytes) -> dict[str, str]:
         if name and value:
             properties[name] = value
     return properties
+
+
+def keys(raw: bytes) -> list[str]:
+    """What a message with this property string can be looked up by: its id first, then its keys."""
+    found = dict(_LOOKED_UP_BY.findall(raw))
+    texts = (found.get(b"UNIQ_KEY", b""), *found.get(b"KEYS", b"").split(b" "))
+    return [text.decode("utf-8", errors="replace") for text in texts if text]
 
 
 def split(properties: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:

@@ -51,6 +51,13 @@ class CommitLog:
             self._verify(record, offset)
         return record
 
+    def read_at(self, offset: int) -> Record | None:
+        """The record that begins there, where the caller does not know its length; None where none does."""
+        if not self.first_offset <= offset < self.written_end:
+            return None
+        length = self._length_at(offset)
+        return self.read(offset, length) if length else None
+
     def _decode(self, raw: bytes, offset: int, length: int) -> Record:
         try:
             record = records.decode(raw)

@@ -3,6 +3,7 @@
     <directory>/
       commitlog/       the log, RocketMQ's layout
       consumequeue/    <topic>/<queue>/, derived
+      index/           RocketMQ's index files: message key to log offset, derived
       checkpoint       how far what is on disk
       abort            there while a process writes: a start that finds it recovers
       lock             RocketMQ's lock file
@@ -28,6 +29,7 @@ class DataDirectory:
         self.root = root
         self.commit_log = root / "commitlog"
         self.consume_queues = root / "consumequeue"
+        self.key_index = root / "index"
         self.snapshots = root / "snapshots"
         self.making = root / "making"
         self.checkpoint = root / "checkpoint"
@@ -61,7 +63,7 @@ class DataDirectory:
         self._locks.clear()
 
     def _make_layout(self) -> None:
-        for folder in (self.commit_log, self.consume_queues, self.snapshots, self.making):
+        for folder in (self.commit_log, self.consume_queues, self.key_index, self.snapshots, self.making):
             self.vfs.make_directory(folder)
         self.vfs.sync_directory(self.root)
         self.vfs.sync_directory(self.root.parent)

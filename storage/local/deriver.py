@@ -8,13 +8,20 @@ derive lane.
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+import msgspec
+import structlog
+
 from storage.clock import Clock
+from storage.errors import CorruptRecord
+from storage.files.segments import Segments
 from storage.files.vfs import is_disk_full
+from storage.local import log_walk
 from storage.local.checkpoint_file import CheckpointFile
 from storage.local.consume_queue import ConsumeQueue, ConsumeQueues, QueueFiles, Unflushed
 from storage.local.flusher import Flusher
 from storage.local.group_offsets import QUEUE as OFFSET_QUEUE
 from storage.local.group_offsets import GroupOffsets
+from storage.local.key_index import KeyIndex
 from storage.local.log_writer import LogWriter
 from storage.local.options import LocalStoreOptions
 from storage.local.recovery import QUEUES_SNAPSHOT, QueuesSnapshot
@@ -22,17 +29,23 @@ from storage.local.runner import Lane, Runner, Timer
 from storage.local.snapshot_files import SnapshotFiles
 from storage.store import Snapshot
 
+log = structlog.get_logger()
+
 OFFSETS_SNAPSHOT = "group_offsets"
 
 
 class _Round(NamedTuple):
-    """What one round writes: entries, and snapshots by name (with the consume queues' the round is a thorough one)."""
+    """What one round writes: entries, and snapshots by name; with that of the queues the round is a thorough one."""
 
     log_end: int
     stored_at_ms: int
     unflushed: list[Unflushed]
     snapshots: dict[str, Snapshot]
-    is_thorough: bool
+    queues_snapshot: QueuesSnapshot | None
+
+    @property
+    def is_thorough(self) -> bool:
+        return self.queues_snapshot is not None
 
 
 class Deriver:
@@ -42,6 +55,8 @@ class Deriver:
         self,
         queues: ConsumeQueues,
         files: QueueFiles,
+        key_index: KeyIndex,
+        segments: Segments,
         snapshots: SnapshotFiles,
         offsets: GroupOffsets,
         checkpoint: CheckpointFile,
@@ -55,6 +70,8 @@ class Deriver:
     ) -> None:
         self._queues = queues
         self._files = files
+        self._key_index = key_index
+        self._segments = segments
         self._snapshots = snapshots
         self._offsets = offsets
         self._checkpoint = checkpoint
@@ -69,6 +86,7 @@ class Deriver:
         self._kept: dict[str, Snapshot] = {}
         self._round: _Round | None = None
         self._is_writing = False
+        self.indexed_end = writer.visible_end  # the derive lane moves it
         self._waiting: list[Callable[[bool], None]] = []
         self._thorough_ms = clock.monotonic_ms()
         self._thorough_end = writer.visible_end
@@ -124,15 +142,15 @@ class Deriver:
             return
         dirty, self._dirty = self._dirty, {}
         snapshots: dict[str, Snapshot] = {}
+        queues_snapshot: QueuesSnapshot | None = None
         log_end, stored_at_ms = self._writer.visible_end, self._writer.visible_stored_at_ms
         if is_thorough:
             snapshots, self._kept = self._kept, {}
             if self._offsets.has_changed:
                 snapshots[OFFSETS_SNAPSHOT] = Snapshot(self._offsets.encode(), {OFFSET_QUEUE: self._queues[OFFSET_QUEUE].end})
-            # The last one: it moves the place where a start begins to replay.
-            snapshots[QUEUES_SNAPSHOT] = QueuesSnapshot.of(self._queues, log_offset=log_end, stored_at_ms=stored_at_ms).wrap()
+            queues_snapshot = QueuesSnapshot.of(self._queues, log_offset=log_end, stored_at_ms=stored_at_ms)
         unflushed = [queue.take_unflushed() for queue in dirty]
-        self._round = _Round(log_end, stored_at_ms, unflushed, snapshots, is_thorough)
+        self._round = _Round(log_end, stored_at_ms, unflushed, snapshots, queues_snapshot)
         if is_thorough:
             self._flusher.request(log_end, stored_at_ms)  # the others wait until it comes by itself
         self.on_flushed()
@@ -143,12 +161,28 @@ class Deriver:
         def write() -> None:
             for unflushed in round_.unflushed:
                 self._files.write(unflushed)
-            if round_.is_thorough:
+            self._index_up_to(round_.log_end)
+            if round_.queues_snapshot is not None:
                 self._files.sync()
+                self._key_index.sync()
             for name, snapshot in round_.snapshots.items():
                 self._snapshots.save(name, snapshot)
+            if round_.queues_snapshot is not None:
+                # The last one: it moves the place where a start begins to replay.
+                reflected = msgspec.structs.replace(round_.queues_snapshot, index=self._key_index.marks)
+                self._snapshots.save(QUEUES_SNAPSHOT, reflected.wrap())
 
         self._runner.beside(Lane.DERIVE, write, lambda _: self._written(round_), self._failed)
+
+    def _index_up_to(self, log_end: int) -> None:
+        """The derive lane's."""
+        try:
+            for window in log_walk.windows(self._segments, self.indexed_end, log_end):
+                self._key_index.feed(window.data, window.offset, window.scan)
+        except CorruptRecord as damage:
+            # It is found again, and told, by whoever reads there; the rest can be looked up all the same.
+            log.error("not_indexed", file=str(damage.path), log_offset=damage.physical_offset, reason=damage.reason)
+        self.indexed_end = log_end
 
     def _written(self, round_: _Round) -> None:
         self._round = None

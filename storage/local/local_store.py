@@ -4,7 +4,8 @@ The event loop on which it is opened owns it; every method is called there.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import PurePath
 from typing import Literal, NamedTuple, TypeVar
 
@@ -37,6 +38,8 @@ from storage.local.event_loop import EventLoopRunner
 from storage.local.flusher import Flusher
 from storage.local.group_offsets import GroupOffsets
 from storage.local.interval_flush import IntervalFlush
+from storage.local.key_index import KeyIndex
+from storage.local.key_lookup import KeyLookup, Wanted
 from storage.local.log_writer import AppendCall, LogWriter
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.local.preparer import Preparer
@@ -44,7 +47,9 @@ from storage.local.recovery import Progress, Recovered, Report, recover
 from storage.local.runner import Lane, Runner
 from storage.local.snapshot_files import SnapshotFiles
 from storage.message import Appended, Durability, Message, OffsetRange, QueueId, StoredMessage
-from storage.store import Snapshot
+from storage.store import LAST_MS, Snapshot
+
+_SEARCH_STEPS = 1_000  # records that a search looks at in one go
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -158,6 +163,8 @@ class LocalMessageStore:
         self._deriver = Deriver(
             self._queues,
             files.queue_files,
+            files.key_index,
+            files.segments,
             files.snapshots,
             self._offsets,
             files.checkpoint,
@@ -168,6 +175,7 @@ class LocalMessageStore:
             options,
             on_failure=self._fail,
         )
+        self._lookup = KeyLookup(self._log, files.key_index, lambda: self._deriver.indexed_end)
         self._interval = IntervalFlush(self._writer, self._flusher, runner, clock, options)
         self._queues.grow(group_offsets.QUEUE.topic, 1)
         self._preparer.advance(recovered.end)
@@ -284,6 +292,20 @@ class LocalMessageStore:
         self._flusher.request(self._writer.written_end, self._writer.stored_at_ms)
         await synced
 
+    async def find_messages(
+        self, key: str, *, topics: Collection[str], from_ms: int = 0, to_ms: int = LAST_MS, max_messages: int
+    ) -> list[StoredMessage]:
+        """KeyLookup."""
+        self._check_readable()
+        search = self._lookup.search(Wanted(key, frozenset(topics), from_ms, to_ms, self._writer.visible_end))
+        found: list[StoredMessage] = []
+        is_over = max_messages <= 0
+        while not is_over:
+            # A piece at a time: a key that a million messages have must not keep the lane from everybody else.
+            step = partial(_advance, search, found, max_messages)
+            is_over = await self._in_lane(Lane.READ, step)
+        return found
+
     async def save_snapshot(self, name: str, snapshot: Snapshot) -> None:
         """Snapshots. Written with the next thorough round; nothing waits for it."""
         self._deriver.keep(name, snapshot)
@@ -320,9 +342,12 @@ class LocalMessageStore:
 
     # -------------------------------------------------------------------------------------------------------- reading
 
-    def _readable(self, queue: QueueId, queue_offset: int) -> ConsumeQueue:
+    def _check_readable(self) -> None:
         if self._is_closed or self._failure is not None:
             raise StoreClosed
+
+    def _readable(self, queue: QueueId, queue_offset: int) -> ConsumeQueue:
+        self._check_readable()
         found = self._queue(queue)
         if queue_offset < found.first:
             raise OffsetExpired(requested=queue_offset, available=found.bounds)
@@ -491,7 +516,7 @@ class _Page:
 class _Files:
     """Everything of the store that is open on disk; opened and closed where waiting is allowed."""
 
-    def __init__(self, directory: PurePath, options: LocalStoreOptions, vfs: Vfs) -> None:
+    def __init__(self, directory: PurePath, options: LocalStoreOptions, vfs: Vfs, clock: Clock) -> None:
         self.directory = DataDirectory(vfs, directory)
         self.recovered: Recovered
         self.offsets = GroupOffsets()
@@ -511,6 +536,15 @@ class _Files:
                 scratch=self.directory.making,
             )
             self._open.append(self.queue_files.close)
+            self.key_index = KeyIndex(
+                vfs,
+                self.directory.key_index,
+                clock,
+                slots=options.index_slots,
+                entries=options.index_file_entries,
+                scratch=self.directory.making,
+            )
+            self._open.append(self.key_index.close)
             self.snapshots = SnapshotFiles(self.directory)
         except BaseException:
             self._close_all()
@@ -518,7 +552,7 @@ class _Files:
 
     @classmethod
     def open(cls, directory: PurePath, options: LocalStoreOptions, vfs: Vfs, clock: Clock, progress: Progress) -> "_Files":
-        files = cls(directory, options, vfs)
+        files = cls(directory, options, vfs, clock)
         try:
             files._recover(clock, progress)
         except BaseException:
@@ -546,7 +580,7 @@ class _Files:
 
     def _recover(self, clock: Clock, progress: Progress) -> None:
         recovered = self.recovered = recover(
-            self.directory, self.segments, self.checkpoint, self.queue_files, self.snapshots, clock, progress
+            self.directory, self.segments, self.checkpoint, self.queue_files, self.key_index, self.snapshots, clock, progress
         )
         self._replay_offsets()
         self.directory.mark()
@@ -580,6 +614,20 @@ async def _in_lane(runner: Runner, lane: Lane, job: Callable[[], T]) -> T:
     answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     runner.beside(lane, job, _answering(answer), _failing(answer))
     return await answer
+
+
+def _advance(search: Iterator[StoredMessage | None], found: list[StoredMessage], max_messages: int) -> bool:
+    """Go on with the search for a while; True: it is over."""
+    for _ in range(_SEARCH_STEPS):
+        try:
+            message = next(search)
+        except StopIteration:
+            return True
+        if message is not None:
+            found.append(message)
+            if len(found) == max_messages:
+                return True
+    return False
 
 
 def _resolve(future: asyncio.Future[T], result: T) -> None:

@@ -35,6 +35,8 @@ class LocalStoreOptions:
     snapshot_interval_ms: int = 10_000  # derived tables are kept this often,
     snapshot_log_bytes: int = 64 * MIB  # or after so much log: what a start has to replay
     max_open_queue_files: int = 512
+    index_slots: int = 5_000_000  # of the key index: 4 bytes each in memory
+    index_file_entries: int = 20_000_000
 
     def __post_init__(self) -> None:
         if self.segment_bytes < 4 * PAGE_BYTES or self.segment_bytes % PAGE_BYTES or self.segment_bytes >= 1 << 31:
@@ -44,8 +46,11 @@ class LocalStoreOptions:
             "queue_file_entries", "flush_interval_ms", "flush_thorough_interval_ms", "flush_max_bytes", "sync_timeout_ms",
             "slow_sync_ms", "prepare_ahead_bytes", "max_queued_bytes", "max_unit_bytes", "queue_flush_interval_ms",
             "snapshot_interval_ms", "snapshot_log_bytes", "max_open_queue_files",
+            "index_slots",
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.index_file_entries < 2 or self.index_file_entries >= 1 << 31:
+            raise ValueError(f"index_file_entries must be from 2 to below 2**31, got {self.index_file_entries}")
         if self.flush_least_pages < 0:
             raise ValueError(f"flush_least_pages must not be negative, got {self.flush_least_pages}")

@@ -20,6 +20,7 @@ from storage.formats import scan, unit
 from storage.local.checkpoint_file import CheckpointFile
 from storage.local.consume_queue import ConsumeQueues, QueueFiles
 from storage.local.data_directory import DataDirectory
+from storage.local.key_index import KeyIndex
 from storage.local.replay import Replay
 from storage.local.snapshot_files import SnapshotFiles
 from storage.message import OffsetRange, QueueId
@@ -63,11 +64,12 @@ RECOVERY: dict[tuple[Ending, bool, bool], Verdict] = {
 
 
 class QueuesSnapshot(msgspec.Struct, frozen=True):
-    """The bounds of every queue, for records below `log_offset`."""
+    """The bounds of every queue, and what the key index holds, for records below `log_offset`."""
 
     log_offset: int
     stored_at_ms: int
     queues: list[tuple[str, int, int, int]]  # topic, number, first, end
+    index: dict[str, int] | None = None  # KeyIndex.marks
 
     @classmethod
     def of(cls, queues: ConsumeQueues, *, log_offset: int, stored_at_ms: int) -> "QueuesSnapshot":
@@ -106,6 +108,7 @@ def recover(
     segments: Segments,
     checkpoint: CheckpointFile,
     queue_files: QueueFiles,
+    key_index: KeyIndex,
     snapshots: SnapshotFiles,
     clock: Clock,
     progress: Progress,
@@ -115,8 +118,10 @@ def recover(
     slot = checkpoint.slot
     was_closed = slot is not None and slot.is_clean and not directory.is_marked
     queues = ConsumeQueues()
-    snapshot = _load_queues(snapshots, queue_files, queues)
+    snapshot = _load_queues(snapshots, queue_files, key_index, queues)
     begin = snapshot.log_offset if snapshot is not None else segments.first_offset
+    if snapshot is None:
+        key_index.clear()  # what is fed from the beginning must not be taken for known
     synced_offset = max(slot.synced_offset if slot is not None else 0, begin)
     if synced_offset > segments.end_offset:
         raise CorruptRecord(
@@ -126,7 +131,12 @@ def recover(
         _see_the_disk(directory, segments, begin)
 
     replay = Replay(queues, queue_files)
-    walk = _walk(segments, begin, replay, progress, epoch=0)
+
+    def feed(window: bytes, window_offset: int, found: scan.Scan) -> None:
+        replay.feed(window, window_offset, found)
+        key_index.feed(window, window_offset, found)
+
+    walk = _walk(segments, begin, feed, progress, epoch=0)
     was_clean = was_closed and walk.end == synced_offset
     behind = _Behind([] if was_clean else segments, walk.end, walk.epoch)
     known_synced = max(synced_offset, walk.synced_offset, behind.synced_offset)
@@ -152,14 +162,18 @@ def recover(
     return Recovered(queues, begin, walk.end, epoch, last_stored_at_ms, report)
 
 
-def _load_queues(snapshots: SnapshotFiles, files: QueueFiles, queues: ConsumeQueues) -> QueuesSnapshot | None:
-    """The queues as they were kept; None where that is not to be had, or their files do not bear it out."""
+def _load_queues(
+    snapshots: SnapshotFiles, files: QueueFiles, key_index: KeyIndex, queues: ConsumeQueues
+) -> QueuesSnapshot | None:
+    """The queues as they were kept; None where that is not to be had, or the files do not bear it out."""
     kept = snapshots.load(QUEUES_SNAPSHOT)
     if kept is None:
         return None
     try:
         snapshot = _snapshot_decoder.decode(kept.data)
     except msgspec.DecodeError:
+        return None
+    if snapshot.index is None or not key_index.bears_out(snapshot.index):
         return None
     for topic, number, first, end in snapshot.queues:
         if end > first and not _is_borne_out(files, QueueId(topic, number), OffsetRange(first, end), snapshot.log_offset):
@@ -198,7 +212,9 @@ class _Walk(NamedTuple):
     synced_offset: int
 
 
-def _walk(segments: Segments, begin: int, replay: Replay, progress: Progress, *, epoch: int) -> _Walk:
+def _walk(
+    segments: Segments, begin: int, feed: Callable[[bytes, int, scan.Scan], None], progress: Progress, *, epoch: int
+) -> _Walk:
     end = begin
     synced_offset = 0
     to_walk = segments.end_offset - begin
@@ -208,7 +224,7 @@ def _walk(segments: Segments, begin: int, replay: Replay, progress: Progress, *,
         window_offset = end - end % unit.ALIGNMENT
         window = segment.file.read(window_offset - segment.base_offset, window_bytes)
         found = scan.scan(window, window_offset, begin=end, segment_end=segment.end_offset, epoch=epoch)
-        replay.feed(window, window_offset, found)
+        feed(window, window_offset, found)
         epoch = max(epoch, found.epoch)
         synced_offset = max(synced_offset, found.synced_offset)
         progress(found.end - begin, to_walk)

@@ -17,7 +17,13 @@ Open = Callable[[], Awaitable[MessageStore]]
 
 def local_options(flush: FlushPolicy) -> LocalStoreOptions:
     return LocalStoreOptions(
-        segment_bytes=1 << 16, queue_file_entries=50, prepare_ahead_bytes=1 << 15, queue_flush_interval_ms=5, flush=flush
+        index_slots=16,
+        index_file_entries=40,
+        segment_bytes=1 << 16,
+        queue_file_entries=50,
+        prepare_ahead_bytes=1 << 15,
+        queue_flush_interval_ms=5,
+        flush=flush,
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from storage.errors import InvalidRequest, OffsetBeyondEnd, StoreClosed, UnknownQueue, UnknownTopic
 from storage.message import Durability, OffsetRange, QueueId, TransactionBits
-from storage.store import Snapshot, Snapshots, SyncedPosition, TopicListing, find_message
+from storage.store import KeyLookup, Snapshot, Snapshots, SyncedPosition, TopicListing, find_message
 from tests.support.builders import message, messages
 
 FIRST = QueueId("orders", 0)
@@ -250,3 +250,71 @@ async def test_engines_that_keep_snapshots_give_the_last_one_back(store):
 
     assert await store.load_snapshot("table") == Snapshot(b"new", {FIRST: 3})
     assert await store.load_snapshot("missing") is None
+
+
+# ------------------------------------------------------------------------------------------------------------- KeyLookup
+
+
+async def ids_of(store, key, **given) -> list[str]:
+    assert isinstance(store, KeyLookup)
+    return [
+        found.message_id for found in await store.find_messages(key, **{"topics": ["orders"], "max_messages": 100, **given})
+    ]
+
+
+async def test_a_message_is_found_by_its_id_and_by_each_of_its_keys_as_soon_as_it_can_be_read(store):
+    await store.append([message(b"x", message_id="m1", key="8812 customer-7"), message(b"8812", message_id="m2", key="9000")])
+
+    assert await ids_of(store, "m1") == ["m1"]
+    assert await ids_of(store, "8812") == ["m1"]
+    assert await ids_of(store, "customer-7") == ["m1"]
+    assert await ids_of(store, "9000") == ["m2"]
+    for never_a_key in ("88", "8812 customer-7", "customer", "m", "orders"):
+        assert await ids_of(store, never_a_key) == []
+
+
+async def test_what_a_key_finds_is_as_it_was_stored(store):
+    await store.append([message(b"the body", message_id="m1", key="väl", tag="t", properties={"a": "b"})])
+
+    (found,) = await store.find_messages("väl", topics=["orders"], max_messages=1)
+
+    (read,) = await store.read(FIRST, 0, **EVERYTHING)
+    assert found == read
+
+
+async def test_messages_of_one_key_come_newest_first_and_no_more_than_asked_for(store):
+    for n in range(300):
+        await store.append([message(b"x", message_id=f"m{n}", key="same", queue=[FIRST, SECOND][n % 2])])
+
+    assert await ids_of(store, "same", max_messages=1_000) == [f"m{n}" for n in reversed(range(300))]
+    assert await ids_of(store, "same", max_messages=3) == ["m299", "m298", "m297"]
+    assert await ids_of(store, "same", max_messages=0) == []
+
+
+async def test_only_the_topics_asked_for_are_searched(store):
+    await store.create_topic("emails", queue_count=1)
+    await store.append(
+        [message(b"x", message_id="m1", key="k"), message(b"x", message_id="m2", key="k", queue=QueueId("emails", 0))]
+    )
+
+    assert await ids_of(store, "k") == ["m1"]
+    assert await ids_of(store, "k", topics=["emails"]) == ["m2"]
+    assert await ids_of(store, "k", topics=["emails", "orders", "nowhere"]) == ["m2", "m1"]
+    assert await ids_of(store, "k", topics=[]) == []
+
+
+async def test_a_lookup_keeps_to_its_time(store):
+    (first,) = await store.append([message(b"x", message_id="m1", key="k")])
+    at_ms = first.stored_at_ms
+
+    assert await ids_of(store, "k", from_ms=at_ms, to_ms=at_ms) == ["m1"]
+    assert await ids_of(store, "k", from_ms=at_ms + 1) == []
+    assert await ids_of(store, "k", to_ms=at_ms - 1) == []
+
+
+async def test_a_closed_store_finds_nothing_any_more(store):
+    await store.append([message(b"x", message_id="m1")])
+    await store.aclose()
+
+    with pytest.raises(StoreClosed):
+        await ids_of(store, "m1")

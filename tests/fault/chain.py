@@ -140,6 +140,8 @@ def _run(world: World, main: Coroutine[Any, Any, None], memory: Memory) -> bool:
 
 def _options(randomness: Random, policy: FlushPolicy) -> LocalStoreOptions:
     return LocalStoreOptions(
+        index_slots=16,
+        index_file_entries=40,
         segment_bytes=randomness.choice([16_384, 20_480, 32_768]),
         queue_file_entries=randomness.choice([7, 16, 50]),
         flush=policy,

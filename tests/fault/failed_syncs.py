@@ -12,7 +12,12 @@ from tests.support.simulation import World
 
 QUEUE = QueueId("orders", 0)
 OPTIONS = LocalStoreOptions(
-    segment_bytes=32_768, prepare_ahead_bytes=8_192, queue_flush_interval_ms=10, snapshot_interval_ms=30
+    index_slots=16,
+    index_file_entries=40,
+    segment_bytes=32_768,
+    prepare_ahead_bytes=8_192,
+    queue_flush_interval_ms=10,
+    snapshot_interval_ms=30,
 )
 
 

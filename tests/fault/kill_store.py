@@ -97,6 +97,8 @@ def run(directory: Path, cycles: int, seed: int) -> tuple[int, int, list[str]]:
             slots.write(memory)
             before = 0
             options = LocalStoreOptions(
+                index_slots=100,
+                index_file_entries=1_000,
                 segment_bytes=randomness.choice([65_536, 262_144]),
                 queue_file_entries=50,
                 flush=memory.policy,

@@ -36,7 +36,12 @@ from txn.states import TxnState
 
 FOLDER = Path(__file__).parent / "escrowmq-1"
 STORES = ["closed", "cut"]
-SETTINGS = LocalStoreOptions(segment_bytes=1 << 15, queue_file_entries=20)  # as they were written
+SETTINGS = LocalStoreOptions(
+    segment_bytes=1 << 15,
+    queue_file_entries=20,
+    index_slots=64,
+    index_file_entries=200,
+)  # as they were written
 LATER_MS = write_own_store.WALL_MS + 86_000_000
 SEGMENT_BYTES = SETTINGS.segment_bytes
 

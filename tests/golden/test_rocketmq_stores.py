@@ -39,7 +39,9 @@ from txn.states import TxnState
 
 FOLDER = Path(__file__).parent / "rocketmq-5.3.3"
 STORES = ["public-1", "public-2"]  # stopped in order; killed while six threads were sending
-BROKERS_SETTINGS = LocalStoreOptions(segment_bytes=1 << 20, queue_file_entries=1000)
+BROKERS_SETTINGS = LocalStoreOptions(
+    segment_bytes=1 << 20, queue_file_entries=1000, index_slots=5_000, index_file_entries=20_000
+)
 STATES = {  # our word for what the bytes prove
     "committed": TxnState.COMMITTED,
     "rolled_back": TxnState.ROLLED_BACK,

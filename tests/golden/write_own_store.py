@@ -29,7 +29,13 @@ from txn.options import TransactionOptions
 from txn.pending import Transaction
 from txn.states import TxnEvent
 
-SETTINGS = LocalStoreOptions(segment_bytes=1 << 15, queue_file_entries=20, prepare_ahead_bytes=1 << 14)
+SETTINGS = LocalStoreOptions(
+    segment_bytes=1 << 15,
+    queue_file_entries=20,
+    prepare_ahead_bytes=1 << 14,
+    index_slots=64,
+    index_file_entries=200,
+)
 WALL_MS = 1_750_000_000_000
 ORDERS, EMAILS, LETTERS = QueueId("orders", 0), QueueId("emails", 1), QueueId("Letters_to.no-one", 0)
 RETRY = QueueId("%RETRY%" + "a-group-whose-name-is-longer-than-127-characters-" * 3, 0)  # its records are of version 2

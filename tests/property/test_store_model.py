@@ -39,6 +39,8 @@ class StoreMachine(RuleBasedStateMachine):
     )
     def begin(self, flush: FlushPolicy, segment_bytes: int, file_entries: int) -> None:
         self.options = LocalStoreOptions(
+            index_slots=8,
+            index_file_entries=20,
             segment_bytes=segment_bytes,
             queue_file_entries=file_entries,
             flush=flush,

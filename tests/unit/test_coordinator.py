@@ -1,6 +1,7 @@
 """Transactions over a store: the first decision wins, nothing is seen before it, checks come as planned, nothing is lost."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -29,7 +30,9 @@ ORDERS = QueueId("orders", 0)
 EMAILS = QueueId("emails", 1)
 EVERYTHING = {"max_messages": 1_000, "max_bytes": 1 << 30}
 SOON = CheckbackPolicy(first_after_ms=100, interval_ms=200, max_answers=3, unreachable_limit_ms=5_000)
-OPTIONS = LocalStoreOptions(segment_bytes=65_536, prepare_ahead_bytes=16_384, queue_file_entries=20)
+OPTIONS = LocalStoreOptions(
+    segment_bytes=65_536, prepare_ahead_bytes=16_384, queue_file_entries=20, index_slots=64, index_file_entries=200
+)
 
 
 class House:
@@ -212,7 +215,7 @@ def test_by_interval_a_decision_is_durable_when_it_is_answered():
         (final,) = await house.store.read(ORDERS, 0, **EVERYTHING)
         assert house.store.is_durable(final.log_offset)
 
-    in_house(life, options=LocalStoreOptions(segment_bytes=65_536, flush=FlushPolicy.INTERVAL, flush_interval_ms=60_000))
+    in_house(life, options=replace(OPTIONS, flush=FlushPolicy.INTERVAL, flush_interval_ms=60_000))
 
 
 # ----------------------------------------------------------------------------------------------------------- repeatable

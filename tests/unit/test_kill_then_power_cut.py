@@ -12,7 +12,14 @@ from storage.message import Durability
 from tests.support.builders import ORDERS, message
 from tests.support.simulation import World
 
-OPTIONS = LocalStoreOptions(segment_bytes=16_384, prepare_ahead_bytes=8_192, queue_flush_interval_ms=5, snapshot_interval_ms=5)
+OPTIONS = LocalStoreOptions(
+    index_slots=64,
+    index_file_entries=200,
+    segment_bytes=16_384,
+    prepare_ahead_bytes=8_192,
+    queue_flush_interval_ms=5,
+    snapshot_interval_ms=5,
+)
 
 
 class Pessimist(Random):

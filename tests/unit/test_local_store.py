@@ -31,7 +31,13 @@ from tests.support.simulation import ROOT, World
 
 QUEUE = QueueId("orders", 0)
 EVERYTHING = {"max_messages": 1_000, "max_bytes": 1 << 30}
-SMALL = {"segment_bytes": 16_384, "queue_file_entries": 10, "prepare_ahead_bytes": 8_192}
+SMALL = {
+    "segment_bytes": 16_384,
+    "queue_file_entries": 10,
+    "prepare_ahead_bytes": 8_192,
+    "index_slots": 16,
+    "index_file_entries": 40,
+}
 
 
 def options(**given) -> LocalStoreOptions:

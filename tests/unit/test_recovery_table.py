@@ -14,7 +14,7 @@ from storage.local.recovery import RECOVERY, Ending, Verdict
 from tests.support.builders import a_log, encoded, messages
 from tests.support.simulation import ROOT, World
 
-OPTIONS = LocalStoreOptions(segment_bytes=16_384, prepare_ahead_bytes=4_096)
+OPTIONS = LocalStoreOptions(segment_bytes=16_384, prepare_ahead_bytes=4_096, index_slots=64, index_file_entries=200)
 GARBAGE = b"\xa5" * 40
 
 

@@ -1,0 +1,120 @@
+"""An index file: from the hash of a message key to where the messages with such a key lie in the log.
+
+    at                  size  field
+     0                     8  begin_stored_at_ms   of the first entry
+     8                     8  end_stored_at_ms     of the last one
+    16                     8  begin_offset         log offset of the first entry's record
+    24                     8  end_offset           log offset of the last entry's record
+    32                     4  used_slots
+    36                     4  next_entry           entries are numbered from 1
+    40             4 * slots  for each slot the number of its newest entry, 0 where it has none
+    40 + 4 * slots  20 * n    the entries; entry n at 20 * n, so the first 20 bytes stay empty
+
+    entry
+     0     4  key_hash     Java's hashCode of "topic#key", made positive
+     4     8  log_offset
+    12     4  seconds      stored_at_ms - begin_stored_at_ms, in whole seconds
+    16     4  previous     the next older entry of the same slot, 0 at the end of the chain
+
+A key belongs to slot `key_hash % slots`. Different keys may share a hash: who looks one up compares the message itself.
+Source: RocketMQ IndexHeader, IndexFile, IndexService#buildIndex, #buildKey.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+_HEADER = struct.Struct(">qqqqii")
+HEADER_BYTES = _HEADER.size
+SLOT = np.dtype(">i4")
+ENTRY = np.dtype([("key_hash", ">i4"), ("log_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
+assert HEADER_BYTES == 40
+assert ENTRY.itemsize == 20
+
+_MAX_SECONDS = 0x7FFFFFFF
+_MAX_KEY_UNITS = 1 << 16  # of UTF-16; more than a property string holds
+# 31 to the power of 0, 1, 2 ... modulo 2 to the power of 32.
+_POWERS = np.cumprod(np.concatenate([[1], np.full(_MAX_KEY_UNITS - 1, 31)]).astype(np.uint32), dtype=np.uint32)
+
+
+class Header(NamedTuple):
+    """Times are wall milliseconds, offsets log offsets."""
+
+    begin_stored_at_ms: int
+    end_stored_at_ms: int
+    begin_offset: int
+    end_offset: int
+    used_slots: int
+    next_entry: int
+
+    @property
+    def is_empty(self) -> bool:
+        return self.next_entry <= 1
+
+
+def encode_header(header: Header) -> bytes:
+    return _HEADER.pack(*header)
+
+
+def decode_header(raw: bytes) -> Header:
+    """A file that nobody has written to counts as empty."""
+    header = Header._make(_HEADER.unpack_from(raw))
+    return header._replace(next_entry=max(1, header.next_entry))
+
+
+def file_bytes(slots: int, entries: int) -> int:
+    """The length of a file."""
+    return HEADER_BYTES + SLOT.itemsize * slots + ENTRY.itemsize * entries
+
+
+def slot_at(slot: int) -> int:
+    """Where the slot lies in the file."""
+    return HEADER_BYTES + SLOT.itemsize * slot
+
+
+def entry_at(slots: int, entry: int) -> int:
+    """Where the entry lies in the file."""
+    return HEADER_BYTES + SLOT.itemsize * slots + ENTRY.itemsize * entry
+
+
+def index_key(topic: str, key: str) -> str:
+    """What is hashed for a key of a message in this topic."""
+    return f"{topic}#{key}"
+
+
+def key_hashes(index_keys: Sequence[str]) -> Ints:
+    """The hash of each: Java's String.hashCode (over UTF-16 code units), made positive."""
+    if not index_keys:
+        return np.empty(0, np.int64)
+    text = "".join(index_keys)
+    if text.isascii():
+        units = np.frombuffer(text.encode("ascii"), np.uint8).astype(np.uint32)
+        lengths = np.fromiter(map(len, index_keys), np.int64, len(index_keys))
+    else:
+        units = np.frombuffer(text.encode("utf-16-be"), ">u2").astype(np.uint32)
+        lengths = np.fromiter([len(key.encode("utf-16-be")) // 2 for key in index_keys], np.int64, len(index_keys))
+    ends = np.cumsum(lengths)
+    # hashCode is the sum of unit * 31 ** (units behind it); all of it wraps at 32 bits.
+    behind = np.repeat(ends, lengths) - np.arange(1, len(units) + 1)
+    sums = np.add.reduceat(units * _POWERS[behind], ends - lengths, dtype=np.uint32)
+    hashes = np.abs(sums.view(np.int32).astype(np.int64))
+    hashes[hashes > _MAX_SECONDS] = 0  # the smallest integer has no positive counterpart
+    return hashes
+
+
+def seconds_between(begin_stored_at_ms: int, stored_at_ms: Ints) -> Ints:
+    """The `seconds` of entries."""
+    return np.clip((stored_at_ms - begin_stored_at_ms) // 1000, 0, _MAX_SECONDS)
+
+
+def file_name(wall_ms: int) -> str:
+    """Files are named by when they were made, UTC to the millisecond, and sort by it."""
+    return "".join(filter(str.isdigit, str(np.datetime64(wall_ms, "ms"))))
+
+
+def is_file_name(name: str) -> bool:
+    return len(name) == 17 and name.isascii() and name.isdigit()

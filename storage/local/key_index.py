@@ -1,0 +1,280 @@
+"""The key index: where the messages with a key lie in the log, in RocketMQ's index files. Derived; the log gives it back.
+
+A reader of the log: the derive lane feeds it what has become durable, a piece at a time, so that an append costs nothing more.
+What is newer than the files is looked for in the log itself (`key_search.py`). The read lane asks while the derive lane writes.
+
+Files are written in an order that a crash cannot spoil: the entries, then the slots that point at them, then the header that
+counts them, each synced before the next. A start believes the header, leads slots that point past it back along their chains,
+and is fed again from where the header ends.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+
+from storage.clock import Clock
+from storage.files import durable
+from storage.files.vfs import Vfs
+from storage.formats import index_file, properties
+from storage.formats import record as records
+from storage.formats.index_file import ENTRY, HEADER_BYTES, SLOT, Header, Ints
+from storage.formats.scan import Scan
+from storage.message import TransactionBits
+
+_BLOCK_SLOTS = 1024  # written together; 4 KiB
+_LOADED_BYTES = 4 << 20
+
+
+class KeyIndex:
+    """The derive lane's but for `find`, which is the read lane's. A recovery may feed it before there are lanes."""
+
+    def __init__(self, vfs: Vfs, directory: PurePath, clock: Clock, *, slots: int, entries: int, scratch: PurePath) -> None:
+        """Opens what is there."""
+        self._vfs = vfs
+        self._directory = directory
+        self._clock = clock
+        self._slots = slots
+        self._entries = entries
+        self._scratch = scratch
+        self._files: tuple[_IndexFile, ...] = ()
+        names = [name for name in vfs.list_directory(directory) if index_file.is_file_name(name)]
+        for name in names:
+            file = _IndexFile(vfs, directory / name, slots=slots, entries=entries)
+            if file.has_its_length:
+                self._files = (*self._files, file)
+            else:
+                file.close()
+        # Files of other sizes (the settings have changed, or a broker had others) are made again.
+        self.is_whole = len(self._files) == len(names)
+        if self._files:
+            self._files[-1].load()
+
+    @property
+    def marks(self) -> dict[str, int]:
+        """What the files hold: by name the number that the next entry gets."""
+        return {file.path.name: file.header.next_entry for file in self._files}
+
+    def bears_out(self, marks: Mapping[str, int]) -> bool:
+        """Do the files hold at least what they held then?"""
+        held = self.marks
+        return self.is_whole and all(held.get(name, 0) >= next_entry for name, next_entry in marks.items())
+
+    def clear(self) -> None:
+        """Forget everything: it will be fed from the beginning of the log."""
+        self.close()
+        for name in self._vfs.list_directory(self._directory):
+            self._vfs.remove(self._directory / name)
+        self._vfs.sync_directory(self._directory)
+        self.is_whole = True
+
+    def feed(self, window: bytes, window_offset: int, scan: Scan) -> None:
+        """The records of a scan of `window`; those that it has are passed over."""
+        indexed_offset = max([file.header.end_offset for file in self._files if not file.header.is_empty], default=-1)
+        keys: list[str] = []
+        log_offsets: list[int] = []
+        times_ms: list[int] = []
+        for offset, length in zip(scan.record_offsets.tolist(), scan.record_bytes.tolist(), strict=True):
+            if offset <= indexed_offset:
+                continue
+            topic, _, _, sys_flag, stored_at_ms, own = records.skim(window, offset - window_offset, length)
+            if sys_flag & records.TRANSACTION_MASK == TransactionBits.ROLLBACK:
+                continue
+            prefix = index_file.index_key(topic.decode("utf-8"), "")
+            for key in properties.keys(own):
+                keys.append(prefix + key)
+                log_offsets.append(offset)
+                times_ms.append(stored_at_ms)
+        if keys:
+            self._add(index_file.key_hashes(keys), np.array(log_offsets, np.int64), np.array(times_ms, np.int64))
+
+    def sync(self) -> None:
+        """Everything fed is durable on return."""
+        if self._files:
+            self._files[-1].sync()
+
+    def find(self, topic: str, key: str, *, from_ms: int, to_ms: int) -> Iterator[int]:
+        """Log offsets of records that may have the key, stored in about [from_ms, to_ms], newest first.
+
+        Not every one has it: keys share hashes, and times are kept in whole seconds.
+        """
+        (key_hash,) = index_file.key_hashes([index_file.index_key(topic, key)]).tolist()
+        for file in reversed(self._files):
+            header = file.header
+            if header.is_empty or header.begin_stored_at_ms > to_ms:
+                continue
+            if header.end_stored_at_ms < from_ms:
+                return
+            yield from file.chain(key_hash, from_ms=from_ms, to_ms=to_ms)
+
+    def close(self) -> None:
+        files, self._files = self._files, ()
+        for file in files:
+            file.close()
+
+    def _add(self, hashes: Ints, log_offsets: Ints, times_ms: Ints) -> None:
+        at = 0
+        while at < len(hashes):
+            if not self._files or not self._files[-1].room:
+                self._roll()
+            newest = self._files[-1]
+            end = min(at + newest.room, len(hashes))
+            while at < end < len(hashes) and log_offsets[end] == log_offsets[end - 1]:
+                end -= 1  # the keys of a record stand in one file: what has its first one has them all
+            if end == at and not newest.header.is_empty:
+                self._roll()
+                continue
+            end = end if end > at else min(at + newest.room, len(hashes))
+            newest.add(hashes[at:end], log_offsets[at:end], times_ms[at:end])
+            at = end
+
+    def _roll(self) -> None:
+        wall_ms = self._clock.wall_ms()
+        inherited = Header(0, 0, 0, 0, 0, 1)
+        if self._files:
+            last = self._files[-1]
+            last.sync()
+            last.unload()
+            end_ms, end_offset = last.header.end_stored_at_ms, last.header.end_offset
+            inherited = Header(end_ms, end_ms, end_offset, end_offset, 0, 1)
+            while index_file.file_name(wall_ms) <= last.path.name:
+                wall_ms += 1
+        path = self._directory / index_file.file_name(wall_ms)
+        length = index_file.file_bytes(self._slots, self._entries)
+        durable.make_sized(self._vfs, path, length, scratch=self._scratch, with_space=False)
+        made = _IndexFile(self._vfs, path, slots=self._slots, entries=self._entries)
+        made.load()
+        made.header = inherited
+        self._files = (*self._files, made)
+
+
+class _IndexFile:
+    """One file; the newest one has its slots in memory."""
+
+    def __init__(self, vfs: Vfs, path: PurePath, *, slots: int, entries: int) -> None:
+        self.path = path
+        self._slots = slots
+        self._entries = entries
+        self._file = vfs.open(path)
+        self.has_its_length = self._file.size() == index_file.file_bytes(slots, entries)
+        self.header = index_file.decode_header(self._file.read(0, HEADER_BYTES))
+        self._newest: np.ndarray[Any, np.dtype[np.int32]] | None = None  # of each slot, the number of its newest entry
+        self._dirty = np.zeros(0, np.bool_)  # blocks of slots that the file does not have yet
+
+    @property
+    def room(self) -> int:
+        """How many entries still fit. Entry 0 is never used."""
+        return self._entries - self.header.next_entry
+
+    def load(self) -> None:
+        """Take the slots into memory, to be written to. After a crash some may point past what the header counts."""
+        begin, length = index_file.slot_at(0), SLOT.itemsize * self._slots
+        newest = np.zeros(self._slots, np.int32)
+        self._dirty = np.zeros(-(-self._slots // _BLOCK_SLOTS), np.bool_)
+        at = self._file.next_data(begin)
+        at -= (at - begin) % SLOT.itemsize if at > begin else 0
+        while at < begin + length:
+            piece = np.frombuffer(self._file.read(at, min(_LOADED_BYTES, begin + length - at)), SLOT)
+            slot = (at - begin) // SLOT.itemsize
+            newest[slot : slot + len(piece)] = piece
+            at += len(piece) * SLOT.itemsize
+        self._newest = newest
+        self._lead_back(newest)
+
+    def unload(self) -> None:
+        """Nothing more is written to it."""
+        self._newest = None
+
+    def add(self, hashes: Ints, log_offsets: Ints, times_ms: Ints) -> None:
+        """Entries that fit. Readers see them once the slots point at them."""
+        newest = self._newest
+        assert newest is not None
+        header = self.header
+        if header.is_empty:
+            header = header._replace(begin_stored_at_ms=int(times_ms[0]), begin_offset=int(log_offsets[0]))
+        count = len(hashes)
+        numbers = np.arange(header.next_entry, header.next_entry + count)
+        slots = hashes % self._slots
+        # Entries of one slot, in their order, point each at the one before it; the first at what the slot held.
+        order = np.argsort(slots, kind="stable")
+        sorted_slots, sorted_numbers = slots[order], numbers[order]
+        is_first = np.concatenate([[True], sorted_slots[1:] != sorted_slots[:-1]])
+        is_last = np.concatenate([is_first[1:], [True]])
+        previous = np.empty(count, np.int64)
+        previous[order] = np.where(is_first, newest[sorted_slots], np.concatenate([[0], sorted_numbers[:-1]]))
+        entries = np.empty(count, ENTRY)
+        entries["key_hash"] = hashes
+        entries["log_offset"] = log_offsets
+        entries["seconds"] = index_file.seconds_between(header.begin_stored_at_ms, times_ms)
+        entries["previous"] = previous
+        self._file.write(index_file.entry_at(self._slots, header.next_entry), entries.tobytes())
+        touched = sorted_slots[is_last]
+        used = int(np.count_nonzero(newest[touched] == 0))
+        self.header = header._replace(
+            end_stored_at_ms=int(times_ms[-1]),
+            end_offset=int(log_offsets[-1]),
+            used_slots=header.used_slots + used,
+            next_entry=header.next_entry + count,
+        )
+        newest[touched] = sorted_numbers[is_last]
+        self._dirty[touched // _BLOCK_SLOTS] = True
+
+    def sync(self) -> None:
+        if not self._dirty.any():
+            return
+        self._file.sync()
+        self._write_slots()
+        self._file.sync()
+        self._file.write(0, index_file.encode_header(self.header))
+        self._file.sync()
+
+    def chain(self, key_hash: int, *, from_ms: int, to_ms: int) -> Iterator[int]:
+        """Log offsets of the entries with this hash and a time in the range, newest first."""
+        begin_ms = self.header.begin_stored_at_ms
+        number = self._slot(key_hash % self._slots)
+        while 0 < number < self._entries:
+            raw = self._file.read(index_file.entry_at(self._slots, number), ENTRY.itemsize)
+            found_hash, log_offset, seconds, previous = np.frombuffer(raw, ENTRY)[0].tolist()
+            stored_at_ms = begin_ms + seconds * 1000
+            if stored_at_ms + 999 < from_ms:
+                return
+            if found_hash == key_hash and stored_at_ms <= to_ms:
+                yield log_offset
+            if previous >= number:
+                return  # a chain goes back: this one was damaged
+            number = previous
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _slot(self, slot: int) -> int:
+        newest = self._newest
+        if newest is not None:
+            return int(newest[slot])
+        raw = self._file.read(index_file.slot_at(slot), SLOT.itemsize)
+        return int.from_bytes(raw, "big", signed=True)
+
+    def _lead_back(self, newest: "np.ndarray[Any, np.dtype[np.int32]]") -> None:
+        """Take out of the chains what the header does not count. Durable, since those entries will be written over."""
+        ahead = np.flatnonzero(newest >= self.header.next_entry)
+        if not len(ahead):
+            return
+        for slot in ahead.tolist():
+            number = int(newest[slot])
+            while number >= self.header.next_entry:
+                raw = self._file.read(index_file.entry_at(self._slots, number), ENTRY.itemsize)
+                previous = int(np.frombuffer(raw, ENTRY)[0]["previous"]) if len(raw) == ENTRY.itemsize else 0
+                number = previous if 0 <= previous < number else 0
+            newest[slot] = number
+        self._dirty[ahead // _BLOCK_SLOTS] = True
+        self._write_slots()
+        self._file.sync()
+
+    def _write_slots(self) -> None:
+        assert self._newest is not None
+        blocks = np.flatnonzero(self._dirty)
+        for run in np.split(blocks, np.flatnonzero(np.diff(blocks) > 1) + 1):
+            begin, end = int(run[0]) * _BLOCK_SLOTS, min((int(run[-1]) + 1) * _BLOCK_SLOTS, self._slots)
+            self._file.write(index_file.slot_at(begin), self._newest[begin:end].astype(SLOT).tobytes())
+        self._dirty[:] = False

@@ -1,0 +1,73 @@
+"""Finds messages by what they are called: through the key index, and in the piece of the log that it does not have yet."""
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
+
+from storage.formats import properties
+from storage.formats import record as records
+from storage.local import log_walk
+from storage.local.commit_log import CommitLog
+from storage.local.key_index import KeyIndex
+from storage.message import StoredMessage, TransactionBits
+
+_NOT_DELIVERED = (TransactionBits.PREPARED, TransactionBits.ROLLBACK)
+
+
+class Wanted(NamedTuple):
+    """Messages of these topics with this id or key, stored in [from_ms, to_ms] and visible below `log_end`."""
+
+    key: str
+    topics: Collection[str]
+    from_ms: int
+    to_ms: int
+    log_end: int
+
+
+class KeyLookup:
+    """The read lane's."""
+
+    def __init__(self, log: CommitLog, index: KeyIndex, indexed_end: Callable[[], int]) -> None:
+        """`indexed_end`: up to which log offset the index has everything."""
+        self._log = log
+        self._index = index
+        self._indexed_end = indexed_end
+
+    def search(self, wanted: Wanted) -> Iterator[StoredMessage | None]:
+        """What is found, newest first; None for each record that was looked at in vain, so that the caller may pause.
+
+        Raises CorruptRecord.
+        """
+        # Asked before the index is: what moves from the log into the index meanwhile is then met twice, and not missed.
+        indexed_end = self._indexed_end()
+        newer = self._in_log(wanted.key, indexed_end, wanted.log_end)
+        older = [
+            self._index.find(topic, wanted.key, from_ms=wanted.from_ms, to_ms=wanted.to_ms) for topic in sorted(wanted.topics)
+        ]
+        last = -1
+        for log_offset in heapq.merge(newer, *older, reverse=True):
+            if log_offset != last and log_offset < wanted.log_end:
+                last = log_offset
+                yield self._judge(log_offset, wanted)
+
+    def _judge(self, log_offset: int, wanted: Wanted) -> StoredMessage | None:
+        record = self._log.read_at(log_offset)
+        if record is None or record.topic not in wanted.topics or record.transaction in _NOT_DELIVERED:
+            return None
+        if not wanted.from_ms <= record.stored_at_ms <= wanted.to_ms:
+            return None
+        return records.to_message(record) if wanted.key in properties.keys(record.properties) else None
+
+    def _in_log(self, key: str, begin: int, end: int) -> list[int]:
+        """Records, newest first, in whose bytes the key stands somewhere."""
+        sought = key.encode("utf-8")
+        found: list[int] = []
+        for window in log_walk.windows(self._log.segments, begin, end):
+            begins = (window.scan.record_offsets - window.offset).tolist()
+            at = window.data.find(sought, begins[0]) if begins else -1
+            while at >= 0:
+                number = bisect_right(begins, at)
+                found.append(window.offset + begins[number - 1])
+                at = window.data.find(sought, begins[number]) if number < len(begins) else -1
+        return found[::-1]

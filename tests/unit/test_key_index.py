@@ -1,0 +1,213 @@
+"""The key index: RocketMQ's files exactly, every key found, nothing lost or doubled by power cuts at any moment."""
+
+import lzma
+import tarfile
+from collections import defaultdict
+from pathlib import Path, PurePath
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.files.simulated import PowerCut, SimulatedDisk
+from storage.files.vfs import OsVfs
+from storage.formats import index_file, properties, scan
+from storage.formats import record as records
+from storage.formats.queue_entry import tag_hash
+from storage.local.key_index import KeyIndex
+from storage.message import TransactionBits
+from tests.support.builders import encoded, message
+from tests.support.clock import ManualClock
+
+FOLDER = PurePath("/store/index")
+ALWAYS = {"from_ms": 0, "to_ms": 1 << 62}
+GOLDEN = Path(__file__).parent.parent / "golden" / "rocketmq-5.3.3"
+
+
+def made(disk: SimulatedDisk, *, slots: int = 4, entries: int = 11) -> KeyIndex:
+    for folder in (FOLDER, PurePath("/store/making")):
+        disk.make_directory(folder)
+    return KeyIndex(disk, FOLDER, ManualClock(), slots=slots, entries=entries, scratch=PurePath("/store/making"))
+
+
+class Log:
+    """Units of messages with keys, and where each key was put."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.borders = [0]
+        self.offsets: dict[str, list[int]] = defaultdict(list)  # of each key, newest first
+
+    def add(self, *keys: str, **fields) -> None:
+        given_ = [message(message_id=f"id-{len(self.borders)}-{n}", key=key or None, **fields) for n, key in enumerate(keys)]
+        unit = encoded(given_, first_offset=len(self.data))
+        at = len(self.data)
+        for one, length in zip(given_, unit.record_bytes, strict=True):
+            for key in (one.message_id, *(one.key or "").split()):
+                self.offsets[key].insert(0, at)
+            at += length
+        self.data += unit.data
+        self.borders.append(len(self.data))
+
+    def feed(self, index: KeyIndex, begin: int, end: int | None = None) -> None:
+        end = len(self.data) if end is None else end
+        window = self.data[begin:end]
+        index.feed(window, begin, scan.scan(window, begin, begin=begin, segment_end=1 << 30))
+
+    def all_of_it_is_in(self, index: KeyIndex) -> None:
+        """By candidates: of keys that share a hash all are given, and who asks compares."""
+        for key, expected in self.offsets.items():
+            found = list(index.find("orders", key, **ALWAYS))
+            assert found == sorted(set(found), reverse=True), "newest first, each once"
+            assert [offset for offset in found if offset in expected] == expected, key
+
+
+@given(st.lists(st.text(min_size=1), min_size=1))
+def test_a_keys_hash_is_javas_made_positive(keys):
+    def in_java(key: str) -> int:
+        value = tag_hash(key)
+        return abs(value) if value != -(1 << 31) else 0
+
+    assert index_file.key_hashes(keys).tolist() == [in_java(key) for key in keys]
+
+
+def test_the_hash_that_has_no_positive_counterpart_is_0():
+    assert index_file.key_hashes(["polygenelubricants"]).tolist() == [0]
+
+
+def test_every_key_of_a_brokers_store_is_found_in_the_brokers_own_index(tmp_path):
+    with tarfile.open(fileobj=lzma.open(GOLDEN / "public-1.tar.xz")) as archive:
+        archive.extractall(tmp_path, filter="data")
+    store = tmp_path / "store"
+    index = KeyIndex(OsVfs(), store / "index", ManualClock(), slots=5_000, entries=20_000, scratch=tmp_path)
+
+    rebuilt_disk = SimulatedDisk()
+    rebuilt = made(rebuilt_disk, slots=5_000, entries=20_000)
+    keys = set()
+    for path in sorted((store / "commitlog").iterdir()):
+        window, base = path.read_bytes(), int(path.name)
+        found = scan.scan(window, base, begin=base, segment_end=base + len(window))
+        rebuilt.feed(window, base, found)
+        for offset, length in zip(found.record_offsets.tolist(), found.record_bytes.tolist(), strict=True):
+            record = records.decode(window[offset - base : offset - base + length])
+            for key in properties.keys(record.properties):
+                if record.transaction is not TransactionBits.ROLLBACK:
+                    keys.add((record.topic, key))
+                    assert offset in index.find(record.topic, key, **ALWAYS), key
+    assert len(keys) > 100
+    rebuilt.sync()
+    for topic, key in keys:
+        assert list(rebuilt.find(topic, key, **ALWAYS)) == list(index.find(topic, key, **ALWAYS))
+    (theirs,), (ours,) = (store / "index").iterdir(), rebuilt_disk.list_directory(FOLDER)
+    assert rebuilt_disk.open(FOLDER / ours).read(0, 1 << 20) == theirs.read_bytes(), "what we make is what a broker makes"
+
+
+def test_keys_are_found_across_files_newest_first():
+    log, index = Log(), made(SimulatedDisk())
+    for n in range(40):
+        log.add(f"key-{n % 3} customer", "", f"only-{n}")
+        log.feed(index, *log.borders[-2:])
+
+    assert len(index.marks) > 5
+    log.all_of_it_is_in(index)
+
+
+def test_the_keys_of_a_record_stand_in_one_file():
+    log, index = Log(), made(SimulatedDisk(), entries=5)
+    for n in range(5):
+        log.add(f"a-{n} b-{n}")  # three with the id: a file has room for four
+
+    log.feed(index, 0)
+
+    assert list(index.marks.values()) == [4] * 5
+    log.all_of_it_is_in(index)
+
+
+def test_a_record_with_more_keys_than_a_file_holds_is_found_by_all_of_them():
+    log, index = Log(), made(SimulatedDisk(), entries=4)
+    log.add(" ".join(f"k{n}" for n in range(10)))
+
+    log.feed(index, 0)
+
+    log.all_of_it_is_in(index)
+
+
+def test_what_is_fed_twice_is_in_it_once():
+    log, index = Log(), made(SimulatedDisk())
+    log.add("a", "b")
+    log.add("c")
+
+    log.feed(index, 0)
+    log.feed(index, log.borders[1])
+    log.feed(index, 0)
+
+    log.all_of_it_is_in(index)
+
+
+def test_a_lookup_by_time_leaves_out_what_is_older_and_newer_by_a_second():
+    log, index = Log(), made(SimulatedDisk())
+    log.add("key")
+    log.feed(index, 0)
+    stored_at_ms = 1_700_000_000_123
+
+    assert list(index.find("orders", "key", from_ms=stored_at_ms, to_ms=stored_at_ms))
+    assert not list(index.find("orders", "key", from_ms=stored_at_ms + 1_000, to_ms=1 << 62))
+    assert not list(index.find("orders", "key", from_ms=0, to_ms=stored_at_ms - 1_000))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_power_cuts_at_any_moment_lose_nothing_and_double_nothing(seed):
+    randomness = Random(seed)
+    entries = randomness.choice([11, 60])
+    disk, log, marks, fed_end = SimulatedDisk(), Log(), {}, 0
+    for _ in range(12):
+        disk.cut_after = randomness.randrange(1, 60)
+        try:
+            index = made(disk, slots=400, entries=entries)
+            assert index.bears_out(marks)
+            log.feed(index, fed_end)
+            log.all_of_it_is_in(index)
+            for _ in range(randomness.randrange(1, 8)):
+                at = len(log.data)
+                log.add(*[randomness.choice(["x", "y y2", "z", ""]) for _ in range(randomness.randrange(1, 6))])
+                log.feed(index, at)
+                if randomness.random() < 0.4:
+                    index.sync()
+                    marks, fed_end = index.marks, len(log.data)
+            log.all_of_it_is_in(index)
+            disk = disk.after_kill()
+        except PowerCut:
+            disk = disk.after_power_cut(randomness)
+    index = made(disk, slots=400, entries=entries)
+    assert index.bears_out(marks)
+    log.feed(index, fed_end)
+    log.all_of_it_is_in(index)
+
+
+def test_files_of_another_size_are_not_believed():
+    disk, log = SimulatedDisk(), Log()
+    index = made(disk)
+    log.add("a")
+    log.feed(index, 0)
+    index.sync()
+
+    other = made(disk, entries=12)
+
+    assert not other.bears_out({})
+    other.clear()
+    assert other.bears_out({})
+    log.feed(other, 0)
+    log.all_of_it_is_in(other)
+
+
+def test_a_chain_that_was_damaged_into_a_circle_ends():
+    disk, log = SimulatedDisk(), Log()
+    index = made(disk, slots=1)
+    log.add("a", "a")
+    log.feed(index, 0)
+    file = disk.open(FOLDER / next(iter(index.marks)))
+    last = index_file.entry_at(1, 4)
+    file.write(last + 16, (4).to_bytes(4, "big"))
+
+    assert len(list(index.find("orders", "a", **ALWAYS))) == 1
