@@ -108,7 +108,15 @@ class MemoryMessageStore:
         """SyncedPosition."""
 
     async def find_messages(
-        self, key: str, *, topics: Collection[str], from_ms: int = 0, to_ms: int = LAST_MS, max_messages: int
+        self,
+        key: str,
+        *,
+        topics: Collection[str],
+        by_id: bool = False,
+        from_ms: int = 0,
+        to_ms: int = LAST_MS,
+        older_than: int | None = None,
+        max_messages: int,
     ) -> list[StoredMessage]:
         """KeyLookup."""
         if self._is_closed:
@@ -118,9 +126,11 @@ class MemoryMessageStore:
             for queue, messages in self._queues.items()
             if queue.topic in topics
             for message in messages
-            if key in (message.message_id, *(message.key or "").split(" ")) and from_ms <= message.stored_at_ms <= to_ms
+            if (key == message.message_id if by_id else key in (message.key or "").split(" "))
+            and from_ms <= message.stored_at_ms <= to_ms
+            and (older_than is None or _place(message) < older_than)
         ]
-        return sorted(found, key=lambda message: message.log_offset or 0, reverse=True)[:max_messages]
+        return sorted(found, key=_place, reverse=True)[:max_messages]
 
     async def save_snapshot(self, name: str, snapshot: Snapshot) -> None:
         """Snapshots."""
@@ -144,3 +154,8 @@ class MemoryMessageStore:
         """Everybody looks again; a wake-up carries no data."""
         self._arrival.set()
         self._arrival = asyncio.Event()
+
+
+def _place(message: StoredMessage) -> int:
+    assert message.log_offset is not None
+    return message.log_offset

@@ -83,10 +83,19 @@ class KeyLookup(Protocol):
     """Engines that find messages by what they are called."""
 
     async def find_messages(
-        self, key: str, *, topics: Collection[str], from_ms: int = 0, to_ms: int = LAST_MS, max_messages: int
+        self,
+        key: str,
+        *,
+        topics: Collection[str],
+        by_id: bool = False,
+        from_ms: int = 0,
+        to_ms: int = LAST_MS,
+        older_than: int | None = None,
+        max_messages: int,
     ) -> list[StoredMessage]:
-        """Visible messages of these topics with this id or key that were stored in [from_ms, to_ms], newest first.
+        """Visible messages of these topics with this key, or `by_id` this id, newest first.
 
+        Only those stored in [from_ms, to_ms], and before the message at the log offset `older_than`.
         Raises CorruptRecord, StoreClosed.
         """
 

@@ -25,21 +25,27 @@ class ConsumeQueue:
     `append(entry)` makes the message at `end` visible. It is the list's own method: it is called once for each message.
     """
 
-    __slots__ = ("_recent", "_recent_from", "_unflushed_from", "append", "first", "id", "next_offset")
+    __slots__ = ("_recent", "_unflushed_from", "append", "first", "id", "next_offset")
 
     def __init__(self, queue: QueueId, *, first: int, end: int) -> None:
         self.id = queue
         self.first = first
         self.next_offset = end  # of the next message that is appended
-        self._recent: list[bytes] = []  # entries [_recent_from, end); always this same list
-        self.append = self._recent.append
-        self._recent_from = end
+        # The newest entries, and the offset of the first of them: replaced together, since the read lane asks while we drop.
+        self._recent: tuple[int, list[bytes]] = (end, [])
+        self.append = self._recent[1].append
         self._unflushed_from = end
 
     @property
     def end(self) -> int:
         """Behind the last visible message."""
-        return self._recent_from + len(self._recent)
+        recent_from, recent = self._recent
+        return recent_from + len(recent)
+
+    @property
+    def recent_from(self) -> int:
+        """From here on the entries are in memory; all before are in the files."""
+        return self._recent[0]
 
     @property
     def bounds(self) -> OffsetRange:
@@ -51,10 +57,11 @@ class ConsumeQueue:
 
     def recent(self, queue_offset: int, count: int) -> list[QueueEntry] | None:
         """Entries from memory; None where they are only in the file."""
-        at = queue_offset - self._recent_from
+        recent_from, recent = self._recent
+        at = queue_offset - recent_from
         if at < 0:
             return None
-        return [queue_entry.decode(entry) for entry in self._recent[at : at + count]]
+        return [queue_entry.decode(entry) for entry in recent[at : at + count]]
 
     def replay(self, queue_offset: int, entry: bytes) -> bool:
         """Recovery found this message: take it, unless it is known. False: it is not the next one, others are missing."""
@@ -65,16 +72,17 @@ class ConsumeQueue:
         return queue_offset <= next_offset
 
     def take_unflushed(self) -> "Unflushed":
-        at = self._unflushed_from - self._recent_from
-        return Unflushed(self, self._unflushed_from, b"".join(self._recent[at:]))
+        recent_from, recent = self._recent
+        return Unflushed(self, self._unflushed_from, b"".join(recent[self._unflushed_from - recent_from :]))
 
     def note_flushed(self, queue_offset: int) -> None:
         """Entries below are in the file."""
         self._unflushed_from = queue_offset
-        surplus = queue_offset - self._recent_from - _KEPT_IN_MEMORY
-        if surplus > _KEPT_IN_MEMORY:  # in larger steps: each one moves the rest of the list
-            del self._recent[:surplus]
-            self._recent_from += surplus
+        recent_from, recent = self._recent
+        surplus = queue_offset - recent_from - _KEPT_IN_MEMORY
+        if surplus > _KEPT_IN_MEMORY:  # in larger steps: each one copies the rest of the list
+            self._recent = (recent_from + surplus, recent[surplus:])
+            self.append = self._recent[1].append
 
 
 class Unflushed(NamedTuple):
@@ -149,6 +157,14 @@ class QueueFiles:
         self._scratch = scratch
         self._handles = Handles(vfs, limit=max_open)
         self._unsynced: set[PurePath] = set()
+
+    def entries(self, queue: ConsumeQueue, queue_offset: int, count: int) -> list[QueueEntry]:
+        """Some of these entries, at least the first: from memory, or from one file, whichever has it; the read lane's."""
+        in_memory_from = queue.recent_from
+        if queue_offset < in_memory_from:
+            # No further than what is written: what lies behind in the file are zeros.
+            return self.read(queue.id, queue_offset, min(count, in_memory_from - queue_offset))
+        return queue.recent(queue_offset, count) or self.read(queue.id, queue_offset, count)
 
     def read(self, queue: QueueId, queue_offset: int, count: int) -> list[QueueEntry]:
         """Up to `count` entries of one file; the read lane's."""

@@ -5,7 +5,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
-from storage.formats import properties
 from storage.formats import record as records
 from storage.local import log_walk
 from storage.local.commit_log import CommitLog
@@ -16,10 +15,11 @@ _NOT_DELIVERED = (TransactionBits.PREPARED, TransactionBits.ROLLBACK)
 
 
 class Wanted(NamedTuple):
-    """Messages of these topics with this id or key, stored in [from_ms, to_ms] and visible below `log_end`."""
+    """Messages of these topics with this key, or `by_id` this id, stored in [from_ms, to_ms] and below `log_end`."""
 
     key: str
     topics: Collection[str]
+    by_id: bool
     from_ms: int
     to_ms: int
     log_end: int
@@ -28,11 +28,14 @@ class Wanted(NamedTuple):
 class KeyLookup:
     """The read lane's."""
 
-    def __init__(self, log: CommitLog, index: KeyIndex, indexed_end: Callable[[], int]) -> None:
-        """`indexed_end`: up to which log offset the index has everything."""
+    def __init__(
+        self, log: CommitLog, index: KeyIndex, *, indexed_end: Callable[[], int], visible_end: Callable[[], int]
+    ) -> None:
+        """`indexed_end`: up to which log offset the index has everything. `visible_end`: up to where readers may see."""
         self._log = log
         self._index = index
         self._indexed_end = indexed_end
+        self._visible_end = visible_end
 
     def search(self, wanted: Wanted) -> Iterator[StoredMessage | None]:
         """What is found, newest first; None for each record that was looked at in vain, so that the caller may pause.
@@ -41,7 +44,7 @@ class KeyLookup:
         """
         # Asked before the index is: what moves from the log into the index meanwhile is then met twice, and not missed.
         indexed_end = self._indexed_end()
-        newer = self._in_log(wanted.key, indexed_end, wanted.log_end)
+        newer = self._in_log(wanted.key, indexed_end)
         older = [
             self._index.find(topic, wanted.key, from_ms=wanted.from_ms, to_ms=wanted.to_ms) for topic in sorted(wanted.topics)
         ]
@@ -57,13 +60,15 @@ class KeyLookup:
             return None
         if not wanted.from_ms <= record.stored_at_ms <= wanted.to_ms:
             return None
-        return records.to_message(record) if wanted.key in properties.keys(record.properties) else None
+        message = records.to_message(record)
+        is_wanted = wanted.key == message.message_id if wanted.by_id else wanted.key in (message.key or "").split(" ")
+        return message if is_wanted else None
 
-    def _in_log(self, key: str, begin: int, end: int) -> list[int]:
+    def _in_log(self, key: str, begin: int) -> list[int]:
         """Records, newest first, in whose bytes the key stands somewhere."""
         sought = key.encode("utf-8")
         found: list[int] = []
-        for window in log_walk.windows(self._log.segments, begin, end):
+        for window in log_walk.windows(self._log.segments, begin, self._visible_end()):
             begins = (window.scan.record_offsets - window.offset).tolist()
             at = window.data.find(sought, begins[0]) if begins else -1
             while at >= 0:

@@ -175,7 +175,12 @@ class LocalMessageStore:
             options,
             on_failure=self._fail,
         )
-        self._lookup = KeyLookup(self._log, files.key_index, lambda: self._deriver.indexed_end)
+        self._lookup = KeyLookup(
+            self._log,
+            files.key_index,
+            indexed_end=lambda: self._deriver.indexed_end,
+            visible_end=lambda: self._writer.visible_end,
+        )
         self._interval = IntervalFlush(self._writer, self._flusher, runner, clock, options)
         self._queues.grow(group_offsets.QUEUE.topic, 1)
         self._preparer.advance(recovered.end)
@@ -293,11 +298,21 @@ class LocalMessageStore:
         await synced
 
     async def find_messages(
-        self, key: str, *, topics: Collection[str], from_ms: int = 0, to_ms: int = LAST_MS, max_messages: int
+        self,
+        key: str,
+        *,
+        topics: Collection[str],
+        by_id: bool = False,
+        from_ms: int = 0,
+        to_ms: int = LAST_MS,
+        older_than: int | None = None,
+        max_messages: int,
     ) -> list[StoredMessage]:
         """KeyLookup."""
         self._check_readable()
-        search = self._lookup.search(Wanted(key, frozenset(topics), from_ms, to_ms, self._writer.visible_end))
+        visible_end = self._writer.visible_end
+        log_end = visible_end if older_than is None else min(older_than, visible_end)
+        search = self._lookup.search(Wanted(key, frozenset(topics), by_id, from_ms, to_ms, log_end))
         found: list[StoredMessage] = []
         is_over = max_messages <= 0
         while not is_over:
@@ -378,8 +393,7 @@ class LocalMessageStore:
         page = _Page(max_bytes)
         at, end = queue_offset, queue_offset + count
         while at < end:
-            entries = queue.recent(at, end - at) or self._files.queue_files.read(queue.id, at, end - at)
-            for entry in entries:
+            for entry in self._files.queue_files.entries(queue, at, end - at):
                 try:
                     record = self._log.read(entry.physical_offset, entry.record_bytes)
                     is_full = page.add(self._checked(record, queue, at))
@@ -601,7 +615,7 @@ class _Files:
             at = snapshot.positions[queue]
         log_ = CommitLog(self.segments, trusted_from=self.recovered.walked_from, written_end=self.recovered.end)
         while at < found.end:
-            for entry in found.recent(at, found.end - at) or self.queue_files.read(queue, at, found.end - at):
+            for entry in self.queue_files.entries(found, at, found.end - at):
                 self.offsets.apply(log_.read(entry.physical_offset, entry.record_bytes).body)
                 at += 1
 

@@ -265,11 +265,13 @@ async def ids_of(store, key, **given) -> list[str]:
 async def test_a_message_is_found_by_its_id_and_by_each_of_its_keys_as_soon_as_it_can_be_read(store):
     await store.append([message(b"x", message_id="m1", key="8812 customer-7"), message(b"8812", message_id="m2", key="9000")])
 
-    assert await ids_of(store, "m1") == ["m1"]
+    assert await ids_of(store, "m1", by_id=True) == ["m1"]
     assert await ids_of(store, "8812") == ["m1"]
     assert await ids_of(store, "customer-7") == ["m1"]
     assert await ids_of(store, "9000") == ["m2"]
-    for never_a_key in ("88", "8812 customer-7", "customer", "m", "orders"):
+    for never_an_id in ("8812", "m", "m11", ""):
+        assert await ids_of(store, never_an_id, by_id=True) == []
+    for never_a_key in ("m1", "88", "8812 customer-7", "customer", "m", "orders"):
         assert await ids_of(store, never_a_key) == []
 
 
@@ -289,6 +291,8 @@ async def test_messages_of_one_key_come_newest_first_and_no_more_than_asked_for(
     assert await ids_of(store, "same", max_messages=1_000) == [f"m{n}" for n in reversed(range(300))]
     assert await ids_of(store, "same", max_messages=3) == ["m299", "m298", "m297"]
     assert await ids_of(store, "same", max_messages=0) == []
+    third = (await store.find_messages("same", topics=["orders"], max_messages=3))[-1]
+    assert await ids_of(store, "same", older_than=third.log_offset, max_messages=2) == ["m296", "m295"]
 
 
 async def test_only_the_topics_asked_for_are_searched(store):
@@ -317,4 +321,4 @@ async def test_a_closed_store_finds_nothing_any_more(store):
     await store.aclose()
 
     with pytest.raises(StoreClosed):
-        await ids_of(store, "m1")
+        await ids_of(store, "m1", by_id=True)

@@ -750,3 +750,18 @@ def test_the_epoch_rises_at_each_start_after_a_crash_and_stays_at_one_in_order()
     third = in_world(killed, second)
     assert epoch(third) == 1
     assert epoch(in_world(main, third)) == 2
+
+
+def test_a_page_goes_on_from_the_queue_file_into_memory():
+    async def main(world):
+        store = await open_with_orders(world, options())
+        await store.append(messages(3))
+        await store.aclose()
+
+    async def again(world):
+        store = await open_with_orders(world, options())
+        await store.append(messages(4))
+
+        assert len(await store.read(QUEUE, 1, **EVERYTHING)) == 6
+
+    in_world(again, in_world(main))
