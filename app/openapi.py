@@ -61,7 +61,7 @@ def _complete(operation: dict[str, Any], schemas: Schemas) -> set[type]:
         operation["parameters"] = operation.get("parameters", []) + _query_parameters(schemas.query)
     if not operation.get("parameters"):
         operation.pop("parameters", None)
-    return {kind for kind in (schemas.body, *schemas.answers.values()) if kind is not None}
+    return {kind for kind in (schemas.body, *schemas.answers.values()) if kind not in (None, bytes)}
 
 
 def _query_parameters(kind: type) -> list[dict[str, Any]]:

@@ -43,12 +43,14 @@ ANSWER_HEADERS = {
     "Location": "Where it can be looked at.",
     "ETag": "Its revision, for If-Match.",
     "Store-Pressure": "How full the queue of waiting writes is, 0.00 to 1.00: send more slowly before you are refused.",
+    "Content-Range": "Which bytes of how many these are, where a range was asked for.",
     "Idempotency-Replayed": "true: the request was taken before, and this is what became of it.",
 }
 
 IDEMPOTENCY_KEY = HeaderParameter(
     "Idempotency-Key", "Makes the request repeatable: the same key and body again change nothing and get the same answer."
 )
+RANGE = HeaderParameter("Range", "One range of bytes, as bytes=0-999.")
 IF_MATCH = HeaderParameter("If-Match", "Change it only if it still has this ETag.")
 
 
@@ -145,10 +147,13 @@ def _reference(kind: type) -> str:
 
 
 def _answer(kind: type, headers: Iterable[str]) -> dict[str, Any]:
-    answer: dict[str, Any] = {
-        "description": (kind.__doc__ or "").partition("\n")[0],
-        "content": {"application/json": {"schema": {"$ref": _reference(kind)}}},
-    }
+    if kind is bytes:
+        what = "The bytes, with the content type that they were sent with."
+        content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    else:
+        what = (kind.__doc__ or "").partition("\n")[0]
+        content = {"application/json": {"schema": {"$ref": _reference(kind)}}}
+    answer: dict[str, Any] = {"description": what, "content": content}
     shown = {name: {"description": ANSWER_HEADERS[name], "schema": {"type": "string"}} for name in headers}
     return answer | ({"headers": shown} if shown else {})
 

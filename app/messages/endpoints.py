@@ -5,9 +5,22 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BeforeValidator
 
-from app.messages import pull, send
-from app.messages.schemas import MAX_DELAY_MS, BatchInput, BatchSendResult, MessageInput, MessagePage, PullQuery, Receipt
-from app.operations import IDEMPOTENCY_KEY, WRITING, HeaderParameter, answer, digits, operation
+from app.messages import lookup, pull, send
+from app.messages.schemas import (
+    MAX_DELAY_MS,
+    BatchInput,
+    BatchSendResult,
+    FoundPage,
+    Message,
+    MessageInput,
+    MessagePage,
+    MessageQuery,
+    PullQuery,
+    QueryMessagesQuery,
+    Receipt,
+    Trace,
+)
+from app.operations import IDEMPOTENCY_KEY, RANGE, WRITING, HeaderParameter, answer, digits, operation
 
 router = APIRouter()
 
@@ -40,6 +53,7 @@ _RAW_HEADERS = (
 _SENT = ("Location", "Store-Pressure", "Idempotency-Replayed")
 
 Topic = Annotated[str, Path(description="The topic's name.")]
+MessageId = Annotated[str, Path(description="The message's id.")]
 QueueNumber = Annotated[
     int, BeforeValidator(digits), Path(description="The number of the queue, from 0.", json_schema_extra={"minimum": 0})
 ]
@@ -101,6 +115,58 @@ async def send_message_batch(topic: Topic, request: Request) -> Response:
 async def send_message_raw(topic: Topic, request: Request) -> Response:
     """Send the request's body as it is. It may be of any type; `Message-Property-<name>` headers are properties."""
     return await answer(request, send.send_raw, topic)
+
+
+_FIND_PROBLEMS = ("message_not_found", "record_corrupt", "not_supported_by_engine")
+
+
+@router.get(
+    "/v1/messages",
+    **operation(
+        "queryMessages",
+        tag="messages",
+        query=QueryMessagesQuery,
+        answers={200: FoundPage},
+        problems=["topic_not_found", "reserved_topic", "invalid_page_token", "record_corrupt", "not_supported_by_engine"],
+    ),
+)
+async def query_messages(request: Request) -> Response:
+    """Find the messages of a key. Newest first; a key matches as a whole."""
+    return await answer(request, lookup.query)
+
+
+@router.get(
+    "/v1/messages/{message_id}",
+    **operation("getMessage", tag="messages", query=MessageQuery, answers={200: Message}, problems=_FIND_PROBLEMS),
+)
+async def get_message(message_id: MessageId, request: Request) -> Response:
+    """Look at a message."""
+    return await answer(request, lookup.get, message_id)
+
+
+@router.get(
+    "/v1/messages/{message_id}/payload",
+    **operation(
+        "getMessagePayload",
+        tag="messages",
+        answers={200: bytes, 206: bytes},
+        answer_headers=["Content-Range"],
+        headers=[RANGE],
+        problems=_FIND_PROBLEMS,
+    ),
+)
+async def get_message_payload(message_id: MessageId, request: Request) -> Response:
+    """Get a message's body as it was sent. A range that cannot be given is passed over: the whole body comes."""
+    return await answer(request, lookup.get_payload, message_id)
+
+
+@router.get(
+    "/v1/messages/{message_id}/trace",
+    **operation("getMessageTrace", tag="messages", answers={200: Trace}, problems=_FIND_PROBLEMS),
+)
+async def get_message_trace(message_id: MessageId, request: Request) -> Response:
+    """See what happened to a message."""
+    return await answer(request, lookup.trace, message_id)
 
 
 @router.get(

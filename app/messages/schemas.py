@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
+from app.pages import DEFAULT_PAGE_SIZE, PageSize, PageToken
 from app.problems import Problem
 
 MAX_ENTRIES = 1_000
@@ -126,6 +127,52 @@ class Message(msgspec.Struct, kw_only=True, gc=False):
     properties: dict[str, str]
     born_at: Timestamp
     stored_at: Timestamp
+
+
+class MessageQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """How a message is shown."""
+
+    payload: Annotated[PayloadForm, Meta(description="How the body is written; auto: utf8 where it is UTF-8.")] = "auto"
+
+
+class QueryMessagesQuery(MessageQuery, forbid_unknown_fields=True, kw_only=True, rename={"from_": "from"}):
+    """Which messages to find."""
+
+    topic: str
+    key: Annotated[str, Meta(min_length=1, max_length=255, description="The key, all of it.")]
+    from_: Annotated[str, Meta(description="Stored then or later.", extra_json_schema={"format": "date-time"})] | UnsetType = (
+        UNSET
+    )
+    to: Annotated[str, Meta(description="Stored then or earlier.", extra_json_schema={"format": "date-time"})] | UnsetType = (
+        UNSET
+    )
+    page_size: PageSize = DEFAULT_PAGE_SIZE
+    page_token: PageToken | UnsetType = UNSET
+
+
+class FoundPage(msgspec.Struct, kw_only=True):
+    """Messages of a key, newest first."""
+
+    items: list[Message]
+    next_page_token: str | UnsetType = UNSET
+
+
+class TraceEvent(msgspec.Struct, kw_only=True):
+    """Something that happened to a message."""
+
+    at: Timestamp
+    event: Annotated[str, Meta(description="born, stored, queued.")]
+    log_offset: Offset | UnsetType = UNSET
+    queue_id: int | UnsetType = UNSET
+    queue_offset: Offset | UnsetType = UNSET
+
+
+class Trace(msgspec.Struct, kw_only=True):
+    """What happened to a message, in order."""
+
+    message_id: str
+    topic: str
+    items: list[TraceEvent]
 
 
 class PullQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, rename={"from_": "from"}):

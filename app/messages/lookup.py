@@ -1,0 +1,112 @@
+"""Messages by their id and by their key: what was stored, its bytes, and what became of it."""
+
+import re
+
+from msgspec import UNSET
+
+from app import codec, pages
+from app.exchange import Call, Reply, reply
+from app.messages.pull import message_view
+from app.messages.schemas import FoundPage, MessageQuery, QueryMessagesQuery, Trace, TraceEvent
+from app.problems import Refusal
+from app.services import Services
+from storage.errors import CorruptRecord, InvalidRequest, NotSupportedByEngine
+from storage.formats import properties
+from storage.message import StoredMessage
+from storage.store import LAST_MS, KeyLookup
+
+_RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
+_BYTES = "application/octet-stream"
+
+
+async def get(services: Services, call: Call, message_id: str) -> Reply:
+    query = call.parameters(MessageQuery)
+    return reply(200, message_view(await _find(services, message_id), query.payload))
+
+
+async def get_payload(services: Services, call: Call, message_id: str) -> Reply:
+    """The body as it was sent, or the range of it that is asked for."""
+    message = await _find(services, message_id)
+    body = message.body
+    content_type = message.system.get(properties.CONTENT_TYPE, _BYTES)
+    headers = {
+        "Accept-Ranges": "bytes",
+        # A browser must not run what some producer has sent: it would run as a page of this service.
+        "Content-Disposition": "attachment",
+        "Content-Security-Policy": "sandbox",
+        "X-Content-Type-Options": "nosniff",
+    }
+    media_type = content_type if content_type.isascii() else _BYTES
+    wanted = _range(call.headers.get("range", ""), len(body))
+    if wanted is None:
+        return Reply(200, body, headers, media_type)
+    headers["Content-Range"] = f"bytes {wanted.start}-{wanted.stop - 1}/{len(body)}"
+    return Reply(206, body[wanted.start : wanted.stop], headers, media_type)
+
+
+async def trace(services: Services, _: Call, message_id: str) -> Reply:
+    message = await _find(services, message_id)
+    at = codec.rfc3339(message.stored_at_ms)
+    log_offset = UNSET if message.log_offset is None else message.log_offset
+    items = [
+        TraceEvent(at=codec.rfc3339(message.born_at_ms), event="born"),
+        TraceEvent(at=at, event="stored", log_offset=log_offset),
+        TraceEvent(at=at, event="queued", queue_id=message.queue.number, queue_offset=message.queue_offset),
+    ]
+    return reply(200, Trace(message_id=message.message_id, topic=message.queue.topic, items=items))
+
+
+async def query(services: Services, call: Call) -> Reply:
+    given = call.parameters(QueryMessagesQuery)
+    topic = services.topics.get(given.topic)
+    token = given.page_token
+    found = await _lookup(services).find_messages(
+        given.key,
+        topics=[topic.name],
+        from_ms=0 if given.from_ is UNSET else codec.parse_time(given.from_, "/query/from"),
+        to_ms=LAST_MS if given.to is UNSET else codec.parse_time(given.to, "/query/to"),
+        older_than=None if token is UNSET else pages.decode_number_token("messages", token),
+        max_messages=given.page_size + 1,
+    )
+    page = FoundPage(items=[message_view(message, given.payload) for message in found[: given.page_size]])
+    if len(found) > given.page_size:
+        page.next_page_token = pages.encode_token("messages", str(page_end(found[given.page_size - 1])))
+    return reply(200, page)
+
+
+def page_end(message: StoredMessage) -> int:
+    """Where the next page goes on. Only engines with log offsets offer the lookup."""
+    assert message.log_offset is not None
+    return message.log_offset
+
+
+async def _find(services: Services, message_id: str) -> StoredMessage:
+    """Raises Refusal message_not_found, record_corrupt."""
+    if not message_id.isprintable() or len(message_id) > 255:
+        raise InvalidRequest("a message id is 1 to 255 printable characters", pointer="/path/message_id")
+    topics = [topic.name for topic in services.topics.all()]
+    try:
+        found = await _lookup(services).find_messages(message_id, topics=topics, by_id=True, max_messages=1)
+    except CorruptRecord as damage:
+        raise Refusal("record_corrupt", f"the message {message_id[:100]} may be in a damaged place") from damage
+    if not found:
+        raise Refusal("message_not_found", f"message {message_id[:100]} does not exist")
+    return found[0]
+
+
+def _lookup(services: Services) -> KeyLookup:
+    if not isinstance(services.store, KeyLookup):
+        raise NotSupportedByEngine("this engine cannot look messages up")
+    return services.store
+
+
+def _range(header: str, length: int) -> range | None:
+    """The bytes of a Range header; None where there is none that can be given: then the whole body is the answer."""
+    match = _RANGE.fullmatch(header.replace(" ", ""))
+    if match is None or not (match[1] or match[2]):
+        return None
+    if not match[1]:
+        first, last = max(0, length - int(match[2])), length - 1
+    else:
+        first, last = int(match[1]), min(int(match[2] or length), length - 1)
+    return range(first, last + 1) if first <= last else None

@@ -1,0 +1,186 @@
+"""Messages by their id and their key: as soon as they are answered, exactly, across kills; never what nobody may see yet."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.http import assert_problem, ok
+from tests.support.server import Server
+
+
+def send(api: httpx.Client, topic: str, **message: Any) -> str:
+    return ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": "x", **message}), 201)["message_id"]
+
+
+def ids(api: httpx.Client, topic: str, key: str, **query: Any) -> list[str]:
+    page = ok(api.get("/v1/messages", params={"topic": topic, "key": key, **query}))
+    return [message["message_id"] for message in page["items"]]
+
+
+def test_a_message_is_found_by_its_id_and_key_as_soon_as_it_is_answered(api, topic):
+    message_id = send(api, topic, key="8812", tag="created", properties={"a": "b"}, payload="väl")
+
+    (pulled,) = ok(api.get(f"/v1/topics/{topic}/queues/0/messages"))["messages"]
+    assert ok(api.get(f"/v1/messages/{message_id}")) == pulled
+    assert ok(api.get("/v1/messages", params={"topic": topic, "key": "8812"})) == {"items": [pulled]}
+
+
+def test_the_location_of_a_receipt_leads_to_the_message(api, topic):
+    answer = api.post(f"/v1/topics/{topic}/messages", json={"payload": "x"})
+
+    assert ok(api.get(answer.headers["location"]))["message_id"] == answer.json()["message_id"]
+
+
+def test_a_message_that_was_never_stored_is_404(api, topic):
+    send(api, topic, key="msg_nobody")
+    for path in ("/v1/messages/msg_nobody", "/v1/messages/msg_nobody/payload", "/v1/messages/msg_nobody/trace"):
+        assert_problem(api.get(path), 404, "message_not_found")
+    assert_problem(api.get("/v1/messages/" + "x" * 300), 422, "validation_failed", "/path/message_id")
+    assert_problem(api.get("/v1/messages/a%00b"), 422, "validation_failed", "/path/message_id")
+
+
+def test_the_messages_of_a_key_come_newest_first_page_by_page(api, make_topic):
+    topic, other = make_topic(queues=3), make_topic()
+    sent = [send(api, topic, key="same") for _ in range(7)]
+    send(api, topic, key="same-not")
+    send(api, other, key="same")
+
+    found, token = [], {}
+    while True:
+        query = {"topic": topic, "key": "same", "page_size": 3, **token}
+        page = ok(api.get("/v1/messages", params=query))
+        found += [message["message_id"] for message in page["items"]]
+        if "next_page_token" not in page:
+            break
+        assert len(page["items"]) == 3
+        token = {"page_token": page["next_page_token"]}
+
+    assert found == sent[::-1]
+
+
+def test_a_query_keeps_to_its_time_to_the_millisecond(api, topic):
+    first = ok(api.get(f"/v1/messages/{send(api, topic, key='k')}"))
+    at = first["stored_at"]
+
+    assert ids(api, topic, "k", **{"from": at, "to": at}) == [first["message_id"]]
+    assert ids(api, topic, "k", **{"from": "2999-01-01T00:00:00Z"}) == []
+    assert ids(api, topic, "k", to="2020-01-01T00:00:00Z") == []
+
+
+@pytest.mark.parametrize(
+    ("query", "pointer"),
+    [
+        ({"key": "k"}, "/query/topic"),
+        ({"topic": "t"}, "/query/key"),
+        ({"topic": "t", "key": ""}, "/query/key"),
+        ({"topic": "t", "key": "k", "page_size": "0"}, "/query/page_size"),
+        ({"topic": "t", "key": "k", "since": "x"}, "/query/since"),
+    ],
+)
+def test_a_wrong_query_is_told_by_its_parameter(api, query, pointer):
+    assert_problem(api.get("/v1/messages", params=query), 422, "validation_failed", pointer)
+
+
+def test_wrong_times_tokens_and_topics_are_refused(api, topic):
+    good = {"topic": topic, "key": "k"}
+    assert_problem(api.get("/v1/messages", params={**good, "from": "soon"}), 422, "validation_failed", "/query/from")
+    assert_problem(api.get("/v1/messages", params={**good, "to": "2026-01-01T00:00"}), 422, "validation_failed", "/query/to")
+    assert_problem(api.get("/v1/messages", params={**good, "page_token": "nonsense"}), 400, "invalid_page_token")
+    assert_problem(api.get("/v1/messages", params={"topic": "nowhere", "key": "k"}), 404, "topic_not_found")
+    assert_problem(api.get("/v1/messages", params={"topic": "rmq_sys_x", "key": "k"}), 422, "reserved_topic")
+
+
+def test_the_messages_of_a_transaction_are_found_once_it_is_committed_and_not_before(api, topic):
+    body = {"producer_group": "shop", "messages": [{"topic": topic, "message": {"payload": "x", "key": "8812"}}]}
+    begun = [ok(api.post("/v1/transactions", json=body), 201) for _ in range(2)]
+    committed, rolled_back = (transaction["messages"][0]["message_id"] for transaction in begun)
+    for message_id in (committed, rolled_back):
+        assert_problem(api.get(f"/v1/messages/{message_id}"), 404, "message_not_found")
+        assert_problem(api.get(f"/v1/messages/{message_id}/trace"), 404, "message_not_found")
+    assert ids(api, topic, "8812") == []
+
+    ok(api.post(f"/v1/transactions/{begun[0]['transaction_id']}/commit"))
+    ok(api.post(f"/v1/transactions/{begun[1]['transaction_id']}/rollback"))
+
+    assert ok(api.get(f"/v1/messages/{committed}"))["message_id"] == committed
+    assert_problem(api.get(f"/v1/messages/{rolled_back}"), 404, "message_not_found")
+    assert ids(api, topic, "8812") == [committed]
+
+
+def test_a_payload_comes_as_it_was_sent_and_no_browser_runs_it(api, topic):
+    page = b"<script>alert(1)</script>\x00\xff"
+    sent = api.post(f"/v1/topics/{topic}/messages/raw", content=page, headers={"Content-Type": "text/html; charset=x"})
+    path = f"/v1/messages/{ok(sent, 201)['message_id']}/payload"
+
+    answer = api.get(path)
+
+    assert (answer.status_code, answer.content, answer.headers["content-type"]) == (200, page, "text/html; charset=x")
+    assert answer.headers["content-disposition"] == "attachment"
+    assert answer.headers["content-security-policy"] == "sandbox"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert api.head(path).headers["content-length"] == str(len(page))
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "expected"),
+    [
+        ("bytes=0-2", 206, "012"),
+        ("bytes=7-", 206, "789"),
+        ("bytes=7-1000", 206, "789"),
+        ("bytes=-2", 206, "89"),
+        ("bytes=-100", 206, "0123456789"),
+        ("bytes=0-0", 206, "0"),
+        ("bytes=10-", 200, "0123456789"),
+        ("bytes=5-2", 200, "0123456789"),
+        ("bytes=-0", 200, "0123456789"),
+        ("bytes=0-1,3-4", 200, "0123456789"),
+        ("lines=0-1", 200, "0123456789"),
+        ("bytes=-", 200, "0123456789"),
+        ("bytes=" + "9" * 30 + "-", 200, "0123456789"),
+    ],
+)
+def test_a_range_of_a_payload_comes_where_it_can_be_given_and_else_all_of_it(api, topic, asked, status, expected):
+    message_id = send(api, topic, payload="0123456789")
+
+    answer = api.get(f"/v1/messages/{message_id}/payload", headers={"Range": asked})
+
+    assert (answer.status_code, answer.text) == (status, expected)
+    if status == 206:
+        first = "0123456789".index(expected)
+        assert answer.headers["content-range"] == f"bytes {first}-{first + len(expected) - 1}/10"
+
+
+def test_a_trace_says_what_happened_in_order(api, topic):
+    receipt = ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": "x"}), 201)
+
+    trace = ok(api.get(f"/v1/messages/{receipt['message_id']}/trace"))
+
+    assert (trace["message_id"], trace["topic"]) == (receipt["message_id"], topic)
+    assert [item["event"] for item in trace["items"]] == ["born", "stored", "queued"]
+    assert trace["items"][1]["log_offset"] == receipt["log_offset"]
+    assert (trace["items"][2]["queue_id"], trace["items"][2]["queue_offset"]) == (0, 0)
+
+
+def test_everything_is_found_after_kill_9_and_after_the_index_is_gone(tmp_path):
+    # Files so small that the keys go through many of them.
+    environment = {"ESCROWMQ_LOCAL__INDEX_SLOTS": "7", "ESCROWMQ_LOCAL__INDEX_FILE_ENTRIES": "50"}
+    with Server(tmp_path / "data", environment=environment) as server:
+        sent: list[str] = []
+
+        def all_is_found() -> None:
+            with server.client() as api:
+                sent.extend(send(api, "orders", key=f"k{len(sent) // 10}", queue_id=0) for _ in range(100))
+                found = [message_id for n in reversed(range(len(sent) // 10)) for message_id in ids(api, "orders", f"k{n}")]
+                assert len(found) == len(sent)
+                assert all(ok(api.get(f"/v1/messages/{one}"))["message_id"] == one for one in sent[::17])
+
+        all_is_found()
+        server.kill()
+        server.start()
+        all_is_found()
+        assert server.terminate() == 0
+        for file in (tmp_path / "data" / "store" / "index").iterdir():
+            file.unlink()
+        server.start()
+        all_is_found()
