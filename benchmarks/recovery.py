@@ -84,6 +84,7 @@ def _queue_files(root: Path) -> QueueFiles:
     directory.mkdir()
     options = LocalStoreOptions()
     scratch = root / "making"
+    scratch.mkdir(exist_ok=True)
     return QueueFiles(
         OsVfs(), directory, entries_per_file=options.queue_file_entries, max_open=options.max_open_queue_files, scratch=scratch
     )

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+Words = np.ndarray[Any, np.dtype[np.uint32]]
 
 _HEADER = struct.Struct(">qqqqii")
 HEADER_BYTES = _HEADER.size
@@ -97,13 +98,29 @@ def key_hashes(index_keys: Sequence[str]) -> Ints:
     else:
         units = np.frombuffer(text.encode("utf-16-be"), ">u2").astype(np.uint32)
         lengths = np.fromiter([len(key.encode("utf-16-be")) // 2 for key in index_keys], np.int64, len(index_keys))
+    return positive(sums(units, lengths))
+
+
+def sums(units: Words, lengths: Ints) -> Words:
+    """Java's hashCode, unsigned, of texts that lie one behind another: their UTF-16 code units, and how many each has."""
     ends = np.cumsum(lengths)
     # hashCode is the sum of unit * 31 ** (units behind it); all of it wraps at 32 bits.
     behind = np.repeat(ends, lengths) - np.arange(1, len(units) + 1)
-    sums = np.add.reduceat(units * _POWERS[behind], ends - lengths, dtype=np.uint32)
-    hashes = np.abs(sums.view(np.int32).astype(np.int64))
-    hashes[hashes > _MAX_SECONDS] = 0  # the smallest integer has no positive counterpart
-    return hashes
+    totals = np.concatenate([[0], np.cumsum(units * _POWERS[behind], dtype=np.uint32)]).astype(np.uint32)
+    found: Words = totals[ends] - totals[ends - lengths]
+    return found
+
+
+def continued(hashes: Words, lengths: Ints, behind: Words) -> Ints:
+    """The hashes of texts, each with another text of so many code units and that hash behind it; made positive."""
+    return positive(hashes * _POWERS[np.clip(lengths, 0, _MAX_KEY_UNITS - 1)] + behind)
+
+
+def positive(hashes: Words) -> Ints:
+    """As IndexFile makes them positive: the smallest integer, which has no counterpart, becomes 0."""
+    made = np.abs(hashes.astype(np.uint32).view(np.int32).astype(np.int64))
+    made[made > _MAX_SECONDS] = 0
+    return made
 
 
 def seconds_between(begin_stored_at_ms: int, stored_at_ms: Ints) -> Ints:

@@ -17,11 +17,9 @@ import numpy as np
 from storage.clock import Clock
 from storage.files import durable
 from storage.files.vfs import Vfs
-from storage.formats import index_file, properties
-from storage.formats import record as records
+from storage.formats import index_file, key_scan
 from storage.formats.index_file import ENTRY, HEADER_BYTES, SLOT, Header, Ints
 from storage.formats.scan import Scan
-from storage.message import TransactionBits
 
 _BLOCK_SLOTS = 1024  # written together; 4 KiB
 _LOADED_BYTES = 4 << 20
@@ -72,22 +70,9 @@ class KeyIndex:
     def feed(self, window: bytes, window_offset: int, scan: Scan) -> None:
         """The records of a scan of `window`; those that it has are passed over."""
         indexed_offset = max([file.header.end_offset for file in self._files if not file.header.is_empty], default=-1)
-        keys: list[str] = []
-        log_offsets: list[int] = []
-        times_ms: list[int] = []
-        for offset, length in zip(scan.record_offsets.tolist(), scan.record_bytes.tolist(), strict=True):
-            if offset <= indexed_offset:
-                continue
-            topic, _, _, sys_flag, stored_at_ms, own = records.skim(window, offset - window_offset, length)
-            if sys_flag & records.TRANSACTION_MASK == TransactionBits.ROLLBACK:
-                continue
-            prefix = index_file.index_key(topic.decode("utf-8"), "")
-            for key in properties.keys(own):
-                keys.append(prefix + key)
-                log_offsets.append(offset)
-                times_ms.append(stored_at_ms)
-        if keys:
-            self._add(index_file.key_hashes(keys), np.array(log_offsets, np.int64), np.array(times_ms, np.int64))
+        is_new = scan.record_offsets > indexed_offset
+        found = key_scan.keys(window, window_offset, scan.record_offsets[is_new], scan.record_bytes[is_new])
+        self._add(found.hashes, found.log_offsets, found.stored_at_ms)
 
     def sync(self) -> None:
         """Everything fed is durable on return."""

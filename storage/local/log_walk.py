@@ -8,7 +8,7 @@ from storage.files.segments import Segments
 from storage.formats import scan, unit
 from storage.formats.scan import Scan, Stop
 
-_WINDOW_BYTES = 16 << 20
+_WINDOW_BYTES = 4 << 20
 
 
 class Window(NamedTuple):

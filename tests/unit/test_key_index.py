@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from storage.files.simulated import PowerCut, SimulatedDisk
 from storage.files.vfs import OsVfs
-from storage.formats import index_file, properties, scan
+from storage.formats import index_file, key_scan, properties, scan
 from storage.formats import record as records
 from storage.formats.queue_entry import tag_hash
 from storage.local.key_index import KeyIndex
-from storage.message import TransactionBits
+from storage.message import QueueId, TransactionBits
+from tests.support import logs
 from tests.support.builders import encoded, message
 from tests.support.clock import ManualClock
 
@@ -74,6 +75,58 @@ def test_a_keys_hash_is_javas_made_positive(keys):
 
 def test_the_hash_that_has_no_positive_counterpart_is_0():
     assert index_file.key_hashes(["polygenelubricants"]).tolist() == [0]
+
+
+BODIES = st.binary(max_size=20) | st.just(b"\x02UNIQ_KEY\x01x\x02KEYS\x01y\x02")
+TOPICS = st.sampled_from(["orders", "o", "x" * 200])
+TEXTS = st.text(st.sampled_from("ab é€😀-_.#UNIQ_KEYS"), min_size=1, max_size=8)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["ours", "broker"]),
+            st.lists(
+                st.tuples(
+                    TEXTS,
+                    st.none() | TEXTS,
+                    st.none() | TEXTS,
+                    st.sampled_from(["orders", "o", "x" * 200]),
+                    st.binary(max_size=20),
+                ),
+                min_size=1,
+                max_size=4,
+            ),
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_the_keys_of_many_records_at_once_are_those_of_each_record(units):
+    log = logs.Log()
+    for whose, given_ in units:
+        for message_id, key, tag, topic, body in given_ if whose == "broker" else ():
+            own = properties.encode([("TAGS", tag or ""), ("KEYS", key or ""), ("UNIQ_KEY", message_id)])
+            log.brokers(body, properties=own, topic=topic[:100])
+        if whose == "ours":
+            log.ours(
+                [
+                    message(body, message_id=message_id, key=key, tag=tag, queue=QueueId(topic, 0))
+                    for message_id, key, tag, topic, body in given_
+                ]
+            )
+    window = log.filled(1 << 16)
+    found = scan.scan(window, 0, begin=0, segment_end=1 << 16)
+    expected = []
+    for offset, length in zip(found.record_offsets.tolist(), found.record_bytes.tolist(), strict=True):
+        record = records.decode(window[offset : offset + length])
+        index_keys = [index_file.index_key(record.topic, key) for key in properties.keys(record.properties)]
+        expected += [(key_hash, offset, record.stored_at_ms) for key_hash in index_file.key_hashes(index_keys).tolist()]
+
+    keys = key_scan.keys(window, 0, found.record_offsets, found.record_bytes)
+
+    assert len(found.record_offsets) == len(log.places)
+    assert list(zip(keys.hashes.tolist(), keys.log_offsets.tolist(), keys.stored_at_ms.tolist(), strict=True)) == expected
 
 
 def test_every_key_of_a_brokers_store_is_found_in_the_brokers_own_index(tmp_path):
