@@ -50,7 +50,7 @@ ANSWER_HEADERS = {
 IDEMPOTENCY_KEY = HeaderParameter(
     "Idempotency-Key", "Makes the request repeatable: the same key and body again change nothing and get the same answer."
 )
-RANGE = HeaderParameter("Range", "One range of bytes, as bytes=0-999.")
+RANGE = HeaderParameter("Range", "One range of bytes, as bytes=0-999.", {"type": "string"})
 IF_MATCH = HeaderParameter("If-Match", "Change it only if it still has this ETag.")
 
 
