@@ -8,6 +8,7 @@ receipt is looked up when its request is really repeated. (A begin needs none of
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from hashlib import sha256
 from typing import NamedTuple
 
 import msgspec
@@ -17,10 +18,10 @@ from storage.clock import Clock
 from storage.errors import IdempotencyInProgress, IdempotencyKeyReused
 from storage.formats.names import SENT_KEY_TOPIC
 from storage.message import Appended, Message, QueueId
-from storage.store import AppliedPrefix, MessageStore, Snapshot, Snapshots, SyncedPosition, find_message
+from storage.store import AppliedPrefix, KeyLookup, MessageStore, Snapshot, Snapshots, SyncedPosition, find_message
 
 SNAPSHOT = "sent_keys"
-_KEPT = 500_000  # the oldest are forgotten beyond that, even within the window
+_KEPT = 500_000
 _SNAPSHOT_SLICE = 5_000
 _QUEUE = QueueId(SENT_KEY_TOPIC, 0)
 
@@ -64,8 +65,11 @@ _table_decoder = msgspec.msgpack.Decoder(list[Sent])
 class SentKeys:
     """The event loop's."""
 
-    def __init__(self, store: MessageStore, clock: Clock) -> None:
+    def __init__(self, store: MessageStore, clock: Clock, *, kept: int = _KEPT) -> None:
+        """`kept`: how many are kept in memory; older ones are looked up in the log."""
         self._store = store
+        self._kept = kept
+        self._has_forgotten = False
         self._clock = clock
         self._sent: OrderedDict[tuple[str, str], Sent] = OrderedDict()
         self._running: set[tuple[str, str]] = set()
@@ -89,18 +93,35 @@ class SentKeys:
                 self._keep(_decoder.decode(message.body))
             at += len(messages)
         self._applied.restart(at)
+        self._has_forgotten |= at > len(self._sent)
 
-    def sent_before(self, request: KeyedRequest, *, window_ms: int) -> Sent | None:
-        """The request that this one repeats. Raises IdempotencyKeyReused, IdempotencyInProgress."""
+    async def sent_before(self, request: KeyedRequest, *, window_ms: int) -> Sent | None:
+        """The request that this one repeats. Raises IdempotencyKeyReused, IdempotencyInProgress.
+
+        Who gets None and begins the append before he awaits anything else is the only one of this key.
+        """
         identity = (request.scope, request.key)
         if identity in self._running:
             raise IdempotencyInProgress
         sent = self._sent.get(identity)
+        if sent is None and self._has_forgotten:
+            self._running.add(identity)
+            try:
+                sent = await self._recall(request)
+            finally:
+                self._running.discard(identity)
         if sent is None or self._clock.wall_ms() - sent.stored_at_ms > window_ms:
             return None
         if sent.fingerprint != request.fingerprint:
             raise IdempotencyKeyReused
         return sent
+
+    async def _recall(self, request: KeyedRequest) -> Sent | None:
+        """From the log, what memory has forgotten."""
+        if not isinstance(self._store, KeyLookup):
+            return None
+        marks = await self._store.find_messages(_lookup_key(request), topics=[SENT_KEY_TOPIC], max_messages=1)
+        return _decoder.decode(marks[0].body) if marks else None
 
     async def append(
         self,
@@ -168,7 +189,8 @@ class SentKeys:
                 for entry, one in messages.items()
             ]
             sent = Sent(*request, topic, now_ms, status, places, refused)
-            mark = Message(queue=_QUEUE, message_id="", body=msgspec.json.encode(sent), born_at_ms=now_ms, tag="sent")
+            body, key = msgspec.json.encode(sent), _lookup_key(request)
+            mark = Message(queue=_QUEUE, message_id="", body=body, born_at_ms=now_ms, key=key, tag="sent")
             *appended, marked = await append([*messages.values(), mark])
             self._keep(sent)
             self._applied.add(marked.queue_offset)
@@ -179,5 +201,11 @@ class SentKeys:
     def _keep(self, sent: Sent) -> None:
         self._sent[sent.scope, sent.key] = sent
         self._sent.move_to_end((sent.scope, sent.key))
-        while len(self._sent) > _KEPT:
+        while len(self._sent) > self._kept:
             self._sent.popitem(last=False)
+            self._has_forgotten = True
+
+
+def _lookup_key(request: KeyedRequest) -> str:
+    """What the mark of the request is looked up by; of one length, whatever the client has made up."""
+    return sha256(f"{request.scope} {request.key}".encode()).hexdigest()[:32]

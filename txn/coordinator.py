@@ -18,6 +18,7 @@ from storage.errors import (
     CheckNotOpen,
     IdempotencyInProgress,
     IdempotencyKeyReused,
+    OffsetExpired,
     TooManyOpenTransactions,
     TransactionExists,
     UnknownQueue,
@@ -26,7 +27,7 @@ from storage.errors import (
 )
 from storage.identifiers import Identifiers
 from storage.message import Appended, Durability, Message, QueueId, StoredMessage, TransactionBits
-from storage.store import AppliedPrefix, MessageStore, Snapshot, Snapshots, SyncedPosition, find_message
+from storage.store import AppliedPrefix, KeyLookup, MessageStore, Snapshot, Snapshots, SyncedPosition, find_message
 from txn import half_message
 from txn.checkback_plan import CheckbackPolicy, HoldReason, OnExhausted, Plan, Step, plan_check
 from txn.half_message import (
@@ -53,6 +54,7 @@ SNAPSHOT = "transactions"
 _SNAPSHOT_SLICE = 2_000  # transactions encoded in one turn of the loop
 _HALF_WAIT_MS = 10_000
 _READ_MESSAGES = 512
+_MOST_CHECKS = 10_000  # events of one transaction that are looked at
 _READ_BYTES = 8 << 20
 
 _TARGETS = {TxnState.COMMITTED: TxnEvent.COMMIT, TxnState.ROLLED_BACK: TxnEvent.ROLLBACK}
@@ -116,6 +118,8 @@ class TransactionCoordinator:
             replayed += 1
             self._replay_op(half_message.read_op(message), brokers)
         await self._settle_brokers(brokers)
+        # Where the log has more decisions than memory, some are to be looked up there.
+        self.table.has_forgotten |= (await self._store.offsets(OP_QUEUE)).end > self.table.decided_count
         for transaction in self.table:
             if transaction.state is TxnState.PREPARED and transaction.asked_at_ms is not None:
                 self._checks.offer(transaction)
@@ -158,31 +162,31 @@ class TransactionCoordinator:
                 f"{self.table.open_count} transactions are undecided, the limit is {self._options.max_open}"
             )
         self._beginning |= marks
-        return Outcome(await self._uncancelled(self._begin(request, transaction_id, marks)), replayed=False)
+        return await self._uncancelled(self._begin(request, transaction_id, marks))
 
     async def commit(self, transaction_id: str, *, by: Resolver = Resolver.PRODUCER, reason: str | None = None) -> Outcome:
         """Publish the messages. Raises UnknownTransaction, TransactionConflict, and what `append` raises."""
-        return await self._uncancelled(self._decide(self._known(transaction_id), TxnState.COMMITTED, by, reason))
+        return await self._uncancelled(self._decide(await self._find(transaction_id), TxnState.COMMITTED, by, reason))
 
     async def rollback(self, transaction_id: str, *, by: Resolver = Resolver.PRODUCER, reason: str | None = None) -> Outcome:
         """Nobody will ever see the messages. Raises as `commit`."""
-        return await self._uncancelled(self._decide(self._known(transaction_id), TxnState.ROLLED_BACK, by, reason))
+        return await self._uncancelled(self._decide(await self._find(transaction_id), TxnState.ROLLED_BACK, by, reason))
 
     async def resume(self, transaction_id: str) -> Transaction:
         """Ask about a held transaction again; a prepared one stays as it is. Raises UnknownTransaction, TransactionConflict."""
-        return await self._uncancelled(self._resume(self._known(transaction_id)))
+        return await self._uncancelled(self._resume(await self._find(transaction_id)))
 
     # --------------------------------------------------------------------------------------------------------- reading
 
     async def get(self, transaction_id: str) -> Transaction:
         """With the places of its messages, once committed. Raises UnknownTransaction."""
-        transaction = self._known(transaction_id)
+        transaction = await self._find(transaction_id)
         await self._locate_finals(transaction)
         return transaction
 
     async def wait_until_not_prepared(self, transaction_id: str, *, timeout_ms: int) -> None:
         """Return as soon as the state is another one, the time is up, or the service stops."""
-        transaction = self._known(transaction_id)
+        transaction = await self._find(transaction_id)
         if transaction.state is not TxnState.PREPARED or self._is_stopping:
             return
         change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -222,7 +226,7 @@ class TransactionCoordinator:
     ) -> Transaction:
         """A producer's word on a check of its own. Raises CheckNotOpen, TransactionConflict, and what `append` raises."""
         parsed = parse_check_id(check_id)
-        transaction = None if parsed is None else self.table.get(parsed[0])
+        transaction = None if parsed is None else await self._recall(parsed[0])
         if parsed is None or transaction is None or transaction.producer_group != group:
             raise CheckNotOpen(f"no check {check_id} of producer group {group} is open")
         number = parsed[1]
@@ -329,9 +333,9 @@ class TransactionCoordinator:
             else:
                 self._replay_decision(transaction, op)
 
-    def _replay_decision(self, transaction: Transaction, op: Op) -> None:
+    def _replay_decision(self, transaction: Transaction, op: Op, table: TransactionTable | None = None) -> None:
         assert op.state is not None
-        self.table.decide(
+        (table or self.table).decide(
             transaction,
             op.state,
             resolved_by=op.resolved_by,
@@ -393,16 +397,22 @@ class TransactionCoordinator:
         known = None if key is None else self.table.by_idempotency_key(key)
         if key is None or known is None:
             return None
-        if self._clock.wall_ms() - known.prepared_at_ms > self._options.dedup_window_ms:
+        if not self._counts_still(known):
             self.table.forget_key(key)
             return None
         if known.idempotency_print != request.idempotency_print:
             raise IdempotencyKeyReused
         return known
 
-    async def _begin(self, request: Begin, transaction_id: str, marks: set[str]) -> Transaction:
+    async def _begin(self, request: Begin, transaction_id: str, marks: set[str]) -> Outcome:
         try:
-            return await self._store_halves(request, transaction_id)
+            if self.table.has_forgotten:
+                known = await self._recall_begin(request)
+                if known is not None:
+                    return Outcome(known, replayed=True)
+                if request.transaction_id is not None and await self._recall(transaction_id) is not None:
+                    raise TransactionExists(f"transaction {transaction_id} was begun before")
+            return Outcome(await self._store_halves(request, transaction_id), replayed=False)
         finally:
             self._beginning -= marks
 
@@ -452,7 +462,9 @@ class TransactionCoordinator:
                 finals_from = [(await self._store.offsets(final.queue)).end for final in finals]
             op = self._op(transaction, state, by, reason, finals_from=tuple(finals_from))
             # The finals first: where an append could tear, a final without an op is a decision, an op alone a rollback.
-            appended = await self._append([*finals, half_message.op_message(op)], Durability.SYNCED)
+            appended = await self._append(
+                [*finals, half_message.op_message(op, idempotency_key=transaction.idempotency_key)], Durability.SYNCED
+            )
             self._apply_decision(transaction, op, [final.queue_offset for final in appended[: len(finals)]])
             return Outcome(transaction, replayed=False)
 
@@ -518,7 +530,7 @@ class TransactionCoordinator:
     async def _end_checks(self, transaction: Transaction, reason: HoldReason) -> None:
         if transaction.policy.on_exhausted is OnExhausted.ROLLBACK:
             op = self._op(transaction, TxnState.ROLLED_BACK, Resolver.POLICY, reason, finals_from=())
-            await self._append([half_message.op_message(op)], Durability.SYNCED)
+            await self._append([half_message.op_message(op, idempotency_key=transaction.idempotency_key)], Durability.SYNCED)
             self._apply_decision(transaction, op, [])
             return
         await self._record(
@@ -595,10 +607,57 @@ class TransactionCoordinator:
     def _positions(self) -> dict[QueueId, int]:
         return {queue: applied.end for queue, applied in self._applied.items()}
 
-    def _known(self, transaction_id: str) -> Transaction:
-        transaction = self.table.get(transaction_id)
+    async def _find(self, transaction_id: str) -> Transaction:
+        """Raises UnknownTransaction."""
+        transaction = await self._recall(transaction_id)
         if transaction is None:
             raise UnknownTransaction(f"transaction {transaction_id} does not exist")
+        return transaction
+
+    def _counts_still(self, begun: Transaction) -> bool:
+        """Is its idempotency key within the window?"""
+        return self._clock.wall_ms() - begun.prepared_at_ms <= self._options.dedup_window_ms
+
+    # --------------------------------------------------------------------------------- what memory has forgotten, from the log
+
+    async def _recall(self, transaction_id: str) -> Transaction | None:
+        """The transaction: from the table, or a decided one from the log."""
+        known = self.table.get(transaction_id)
+        if known is not None or not self.table.has_forgotten or not isinstance(self._store, KeyLookup):
+            return known
+        ops = await self._store.find_messages(transaction_id, topics=[OP_QUEUE.topic], max_messages=1)
+        return await self._rebuild(half_message.read_op(ops[0])) if ops else None
+
+    async def _recall_begin(self, request: Begin) -> Transaction | None:
+        """The decided transaction that an earlier begin with this idempotency key has begun. Raises IdempotencyKeyReused."""
+        if request.idempotency_key is None or not isinstance(self._store, KeyLookup):
+            return None
+        key = half_message.lookup_key(request.idempotency_key)
+        ops = await self._store.find_messages(key, topics=[OP_QUEUE.topic], max_messages=1)
+        known = await self._rebuild(half_message.read_op(ops[0])) if ops else None
+        if known is None or not self._counts_still(known):
+            return None
+        if known.idempotency_print != request.idempotency_print:
+            raise IdempotencyKeyReused
+        return known
+
+    async def _rebuild(self, op: Op) -> Transaction | None:
+        """As a replay would: the halves, what was noted about the checks, the decision. None where a half is gone."""
+        halves: list[StoredMessage] = []
+        for half_offset in op.half_offsets:
+            try:
+                halves += await self._store.read(HALF_QUEUE, half_offset, max_messages=1, max_bytes=_READ_BYTES)
+            except OffsetExpired:
+                return None
+        assert isinstance(self._store, KeyLookup)
+        assert op.transaction_id is not None
+        checks = await self._store.find_messages(op.transaction_id, topics=[CHECK_QUEUE.topic], max_messages=_MOST_CHECKS)
+        table = TransactionTable(decided_kept=1)
+        transaction = from_halves(halves)
+        table.add(transaction)
+        for check in reversed(checks):
+            table.apply(half_message.read_check(check))
+        self._replay_decision(transaction, op, table)
         return transaction
 
     def _changed(self, transaction: Transaction) -> None:

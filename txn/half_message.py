@@ -149,8 +149,11 @@ def unwrap_final(half: StoredMessage) -> Message:
 # -------------------------------------------------------------------------------------------------------------------- op
 
 
-def op_message(op: Op) -> Message:
-    """The record of a decision. It has no id of its own, as in RocketMQ."""
+def op_message(op: Op, *, idempotency_key: str | None = None) -> Message:
+    """The record of a decision. It has no id of its own, as in RocketMQ.
+
+    Its keys are what a decided transaction is looked up by once memory has forgotten it: its id and the key of its begin.
+    """
     assert op.transaction_id is not None
     assert op.state is not None
     system = {
@@ -161,7 +164,13 @@ def op_message(op: Op) -> Message:
         FINALS_FROM: ",".join(map(str, op.finals_from)),
     }
     body = "".join([f"{offset}," for offset in op.half_offsets]).encode()
-    return Message(queue=OP_QUEUE, message_id="", body=body, born_at_ms=op.resolved_at_ms, tag=_OP_TAG, system=system)
+    keys = op.transaction_id if idempotency_key is None else f"{op.transaction_id} {lookup_key(idempotency_key)}"
+    return Message(queue=OP_QUEUE, message_id="", body=body, born_at_ms=op.resolved_at_ms, key=keys, tag=_OP_TAG, system=system)
+
+
+def lookup_key(idempotency_key: str) -> str:
+    """No transaction id has a colon."""
+    return f"idempotency:{idempotency_key}"
 
 
 def read_op(message: StoredMessage) -> Op:
@@ -186,7 +195,15 @@ def read_op(message: StoredMessage) -> Op:
 def check_message(event: AnyCheckEvent, *, message_id: str, now_ms: int) -> Message:
     body = msgspec.json.encode(event)
     system = {properties.TRANSACTION_ID: event.transaction_id}
-    return Message(queue=CHECK_QUEUE, message_id=message_id, body=body, born_at_ms=now_ms, tag="check", system=system)
+    return Message(
+        queue=CHECK_QUEUE,
+        message_id=message_id,
+        body=body,
+        born_at_ms=now_ms,
+        key=event.transaction_id,
+        tag="check",
+        system=system,
+    )
 
 
 def held_message(event: Held, *, message_id: str, now_ms: int) -> Message:

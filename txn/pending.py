@@ -82,6 +82,7 @@ class TransactionTable:
         self._by_half: dict[int, str] = {}
         self._due: list[tuple[int, int, str]] = []
         self.held_count = 0
+        self.has_forgotten = False  # decided ones that the log still has
 
     def __len__(self) -> int:
         return len(self._all)
@@ -90,6 +91,10 @@ class TransactionTable:
     def open_count(self) -> int:
         """Undecided ones, held ones among them."""
         return len(self._open)
+
+    @property
+    def decided_count(self) -> int:
+        return len(self._decided)
 
     @property
     def oldest_open(self) -> Transaction | None:
@@ -228,6 +233,7 @@ class TransactionTable:
         self._decided[transaction_id] = None
         while len(self._decided) > self._decided_kept:
             oldest, _ = self._decided.popitem(last=False)
+            self.has_forgotten = True
             gone = self._all.pop(oldest)
             self._any.discard(gone.sequence)
             if gone.idempotency_key is not None and self._by_key.get(gone.idempotency_key) == oldest:

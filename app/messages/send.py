@@ -55,7 +55,7 @@ async def send_batch(services: Services, call: Call, topic_name: str) -> Reply:
     is_atomic, entries = _decode_batch(call)
     _refuse_twin_ids(entries)
     request = _keyed(call, "sendMessageBatch", topic)
-    before = _sent_before(services, request, topic)
+    before = await _sent_before(services, request, topic)
     if before is not None:
         return await _batch_again(services, entries, before)
     message_ids = services.identifiers.many("msg", len(entries))
@@ -104,9 +104,9 @@ def _fingerprint(call: Call, *, is_raw: bool) -> str:
     return digest.hexdigest()
 
 
-def _sent_before(services: Services, request: KeyedRequest | None, topic: Topic) -> Sent | None:
+async def _sent_before(services: Services, request: KeyedRequest | None, topic: Topic) -> Sent | None:
     """Asked before anything is built: what was taken once is answered again, whatever has changed meanwhile."""
-    return None if request is None else services.sent_keys.sent_before(request, window_ms=topic.settings.dedup_window_ms)
+    return None if request is None else await services.sent_keys.sent_before(request, window_ms=topic.settings.dedup_window_ms)
 
 
 async def _append(
@@ -135,7 +135,7 @@ async def _append(
 async def _send_one(services: Services, call: Call, topic: Topic, given: MessageInput, *, raw_body: bytes | None) -> Reply:
     is_raw = raw_body is not None
     request = _keyed(call, "sendMessageRaw" if is_raw else "sendMessage", topic, is_raw=is_raw)
-    before = _sent_before(services, request, topic)
+    before = await _sent_before(services, request, topic)
     if before is not None:
         (place,) = await services.sent_keys.find(before)
         receipt = _receipt(before.messages[0].message_id, place, deduplicated=True)

@@ -23,7 +23,7 @@ async def create(services: Services, call: Call) -> Reply:
     given = call.decode(_decoder)
     key = call.idempotency_key
     request = None if key is None else KeyedRequest("createTopic", key, sha256(call.body).hexdigest())
-    before = None if request is None else services.sent_keys.sent_before(request, window_ms=registry.DAY_MS)
+    before = None if request is None else await services.sent_keys.sent_before(request, window_ms=registry.DAY_MS)
     if before is not None:
         return _created(services.topics.get(before.topic), before.status, {"Idempotency-Replayed": "true"})
     if len(set(given.message_types)) < len(given.message_types):

@@ -328,7 +328,8 @@ async def assert_is(service: Service, name: str) -> None:
     known_ids = [one.transaction_id for one in service.coordinator.table]
     assert [write_own_store.facts_of(await service.coordinator.get(one)) for one in known_ids] == expected["transactions"]
     for sent in expected["sent_keys"]:
-        known = service.sent_keys.sent_before(KeyedRequest(sent["scope"], sent["key"], sent["fingerprint"]), window_ms=1 << 40)
+        request = KeyedRequest(sent["scope"], sent["key"], sent["fingerprint"])
+        known = await service.sent_keys.sent_before(request, window_ms=1 << 40)
         assert known is not None
         assert [message.message_id for message in known.messages] == sent["message_ids"]
         places = {row["message_id"]: row["log_offset"] for call in expected["appends"] for row in call["messages"]}

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from storage.errors import (
@@ -24,6 +25,7 @@ from txn.checkback_plan import CheckbackPolicy, OnExhausted
 from txn.coordinator import Begin, TransactionCoordinator
 from txn.half_message import CHECK_QUEUE, HALF_QUEUE, HELD_QUEUE, OP_QUEUE, read_op
 from txn.options import TransactionOptions
+from txn.pending import Transaction
 from txn.states import Resolver, TxnEvent, TxnState
 
 ORDERS = QueueId("orders", 0)
@@ -620,19 +622,107 @@ def test_an_answer_from_before_a_kill_still_finds_its_check():
     in_house(before, after)
 
 
-def test_decided_transactions_are_forgotten_oldest_first_when_there_are_too_many():
+def plainly(transaction: Transaction) -> dict:
+    """All that is told of it; `final_from` is only where to look for the final, which has been found."""
+    told = msgspec.to_builtins(transaction)
+    for sent in told["messages"]:
+        del sent["final_from"]
+    return told
+
+
+async def three_forgotten(house) -> dict[str, dict]:
+    """Decided in each way, one of them held before; what they were, as memory knew it."""
+    body = message(b"order", queue=ORDERS, message_id="m-late", key="8812")
+    await house.begin(body, message(b"mail", queue=EMAILS, message_id="m-2"), transaction_id="late", business_key="order-8812")
+    for _ in range(SOON.max_answers):
+        await asyncio.sleep(1)
+        await house.sweep()
+        await house.answer(TxnEvent.UNKNOWN)
+    assert await house.state("late") is TxnState.HELD
+    await house.coordinator.commit("late", by=Resolver.OPERATOR)
+    await house.begin(transaction_id="back", idempotency_key="key-back", idempotency_print="print")
+    await house.coordinator.rollback("back", reason="payment refused")
+    await house.begin(transaction_id="plain", idempotency_key="key-plain", idempotency_print="print")
+    await house.coordinator.commit("plain")
+    known = {name: plainly(await house.coordinator.get(name)) for name in ("late", "back", "plain")}
+    for n in range(2):
+        await house.begin(message(queue=ORDERS, message_id=f"other-{n}"), transaction_id=f"other-{n}")
+        await house.coordinator.commit(f"other-{n}")
+    assert all(house.coordinator.table.get(name) is None for name in known)
+    return known
+
+
+async def assert_as_before(house, known: dict[str, dict]) -> None:
+    """Looked up, a decided transaction is what it was; who repeats its begin or its decision is told so."""
+    coordinator = house.coordinator
+    for name, before in known.items():
+        assert plainly(await coordinator.get(name)) == before
+        with pytest.raises(TransactionExists):
+            await house.begin(transaction_id=name)
+    assert (await coordinator.commit("plain")).replayed
+    assert (await coordinator.rollback("back")).replayed
+    with pytest.raises(TransactionConflict):
+        await coordinator.rollback("late")
+    with pytest.raises(TransactionConflict):
+        await coordinator.commit("back")
+    with pytest.raises(TransactionConflict):
+        await coordinator.resume("late")
+    for name in ("back", "plain"):
+        again = {"idempotency_key": f"key-{name}", "idempotency_print": "print"}
+        assert await house.begin(**again) == name
+        with pytest.raises(IdempotencyKeyReused):
+            await house.begin(**{**again, "idempotency_print": "another"})
+    with pytest.raises(UnknownTransaction):
+        await coordinator.get("never-begun")
+
+
+def test_a_decided_transaction_that_memory_has_forgotten_is_found_in_the_log():
     async def life(house):
-        for name in ("a", "b", "c"):
-            await house.begin(message(queue=ORDERS, message_id=name), transaction_id=name)
-            await house.coordinator.commit(name)
-        await house.begin(message(queue=ORDERS, message_id="d"), transaction_id="open")
+        await assert_as_before(house, await three_forgotten(house))
 
-        with pytest.raises(UnknownTransaction):
-            await house.coordinator.get("a")
-        assert await house.state("b") is TxnState.COMMITTED
-        assert await house.state("open") is TxnState.PREPARED
+    in_house(life, decided_kept=1)
 
-    in_house(life, decided_kept=2)
+
+def test_a_decided_transaction_that_memory_has_forgotten_is_found_after_a_restart_too():
+    known: dict[str, dict] = {}
+
+    async def life(house):
+        known.update(await three_forgotten(house))
+        await house.coordinator.save_snapshot()
+        await asyncio.sleep(20)
+        await house.store.aclose()
+
+    async def again(house):
+        assert all(house.coordinator.table.get(name) is None for name in known)
+        await assert_as_before(house, known)
+
+    in_house(life, again, decided_kept=1)
+
+
+def test_a_forgotten_idempotency_key_counts_no_longer_than_a_known_one():
+    async def life(house):
+        again = {"idempotency_key": "key", "idempotency_print": "print"}
+        first = await house.begin(**again)
+        await house.coordinator.commit(first)
+        await house.begin(message(queue=ORDERS, message_id="m2"), transaction_id="other")
+        await house.coordinator.commit("other")
+        assert house.coordinator.table.get(first) is None
+
+        await asyncio.sleep(1.001)
+
+        assert await house.begin(**again) != first
+
+    in_house(life, decided_kept=1, dedup_window_ms=1_000)
+
+
+def test_two_begins_of_one_id_at_once_are_one_transaction_while_the_log_is_asked():
+    async def life(house):
+        await three_forgotten(house)
+        results = await asyncio.gather(*[house.begin(transaction_id="twice") for _ in range(3)], return_exceptions=True)
+
+        assert sorted(type(result).__name__ for result in results) == ["TransactionExists", "TransactionExists", "str"]
+
+    in_house(life, decided_kept=1)
 
 
 def test_a_commit_waits_for_halves_whose_sync_takes_long():

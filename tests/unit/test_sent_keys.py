@@ -1,0 +1,92 @@
+"""Repeatable sends: an Idempotency-Key stands for one request, in memory or in the log, and for no other."""
+
+import asyncio
+
+import pytest
+
+from app.sent_keys import KeyedRequest, Sent, SentKeys
+from storage.errors import IdempotencyInProgress, IdempotencyKeyReused
+from storage.memory import MemoryMessageStore
+from storage.message import QueueId
+from tests.support.builders import message
+from tests.support.clock import ManualClock
+
+ALWAYS = 1 << 40
+
+
+def request(key: str, *, scope: str = "sendMessage orders", fingerprint: str = "print") -> KeyedRequest:
+    return KeyedRequest(scope, key, fingerprint)
+
+
+class House:
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.store = MemoryMessageStore(self.clock)
+
+    async def open(self, *, kept: int = 2) -> SentKeys:
+        await self.store.create_topic("orders", queue_count=1)
+        keys = SentKeys(self.store, self.clock, kept=kept)
+        await keys.start()
+        return keys
+
+    async def send(self, keys: SentKeys, key: str, **fields: str) -> Sent:
+        """As a route does it: what was sent before, or a new message."""
+        asked = request(key, **fields)
+        before = await keys.sent_before(asked, window_ms=ALWAYS)
+        if before is None:
+            await keys.append(asked, "orders", {0: message(message_id=f"msg-{key}")}, self.store.append)
+            before = await keys.sent_before(asked, window_ms=ALWAYS)
+        assert before is not None
+        return before
+
+    async def count(self) -> int:
+        return (await self.store.offsets(QueueId("orders", 0))).end
+
+
+async def test_a_key_that_memory_has_forgotten_is_found_in_the_log():
+    house = House()
+    keys = await house.open()
+    first = [await house.send(keys, str(n)) for n in range(6)]
+
+    again = [await house.send(keys, str(n)) for n in range(6)]
+
+    assert again == first
+    assert await house.count() == 6
+    (place,) = await keys.find(again[0])
+    assert (place.queue, place.queue_offset) == (QueueId("orders", 0), 0)
+
+
+async def test_a_forgotten_key_is_found_after_a_restart():
+    house = House()
+    first = [await house.send(await house.open(), str(n)) for n in range(6)]
+
+    keys = await house.open()
+
+    assert [await house.send(keys, str(n)) for n in range(6)] == first
+    assert await house.count() == 6
+
+
+async def test_a_forgotten_key_counts_only_for_its_request_and_within_the_window():
+    house = House()
+    keys = await house.open()
+    for n in range(4):
+        await house.send(keys, str(n))
+
+    with pytest.raises(IdempotencyKeyReused):
+        await keys.sent_before(request("0", fingerprint="another"), window_ms=ALWAYS)
+    assert await keys.sent_before(request("0", scope="sendMessage emails"), window_ms=ALWAYS) is None
+    house.clock.advance(1_001)
+    assert await keys.sent_before(request("0"), window_ms=1_000) is None
+
+
+async def test_a_key_that_is_being_looked_up_is_in_progress_for_everybody_else():
+    house = House()
+    keys = await house.open()
+    for n in range(4):
+        await house.send(keys, str(n))
+
+    results = await asyncio.gather(*[house.send(keys, "new") for _ in range(3)], return_exceptions=True)
+
+    assert sum(isinstance(result, Sent) for result in results) == 1
+    assert sum(isinstance(result, IdempotencyInProgress) for result in results) == 2
+    assert await house.count() == 5
