@@ -15,6 +15,8 @@ from tests.support.server import Server
 
 PRODUCERS = 16
 CONSUMERS = 8
+ANSWERS_BETWEEN_KILLS = (15, 120)
+LONGEST_LIFE_SECONDS = 60
 TOPIC = "orders"
 QUEUES = 4
 
@@ -37,6 +39,8 @@ class Campaign:
         self._up = asyncio.Event()
         self._stopping = False
         self.kills = 0
+        self._answers_to_kill = 0
+        self._kill_now = asyncio.Event()
         self.served = 0
         self.problems: list[str] = []
         self._sent: dict[str, tuple[int, int] | None] = {}  # payload -> (queue, offset) when acknowledged
@@ -65,7 +69,12 @@ class Campaign:
             actors = [asyncio.create_task(self._produce()) for _ in range(PRODUCERS)]
             actors += [asyncio.create_task(self._consume(number % QUEUES)) for number in range(CONSUMERS)]
             for _ in range(self._cycles):
-                await asyncio.sleep(self._random.uniform(0.1, 0.7))
+                # By what was done, not by the clock: on a busy machine the kills meet as much as on an idle one.
+                self._answers_to_kill = self._random.randrange(*ANSWERS_BETWEEN_KILLS)
+                self._kill_now.clear()
+                async with asyncio.timeout(LONGEST_LIFE_SECONDS):
+                    await self._kill_now.wait()
+                await asyncio.sleep(self._random.uniform(0, 0.03))
                 self._up.clear()
                 self._server.kill()
                 self.kills += 1
@@ -102,6 +111,7 @@ class Campaign:
         self._sent[payload] = None
         answer = await self._ask("POST", f"/v1/topics/{TOPIC}/messages", {"payload": payload})
         if answer is not None and answer.status_code == 201:
+            self._note_answer()
             receipt = answer.json()
             self._sent[payload] = (receipt["queue_id"], receipt["queue_offset"])
 
@@ -112,6 +122,7 @@ class Campaign:
         body = {"entries": [{"id": payload, "message": {"payload": payload}} for payload in payloads]}
         answer = await self._ask("POST", f"/v1/topics/{TOPIC}/messages/batch", body)
         if answer is not None and answer.status_code == 201:
+            self._note_answer()
             for result in answer.json()["results"]:
                 self._sent[result["id"]] = (result["receipt"]["queue_id"], result["receipt"]["queue_offset"])
 
@@ -129,6 +140,7 @@ class Campaign:
         txn.tried.add(choice)
         answer = await self._ask("POST", f"/v1/transactions/{txn.transaction_id}/{choice}")
         if answer is not None and answer.status_code == 200:
+            self._note_answer()
             txn.decision = answer.json()["state"]
         elif answer is not None and answer.status_code == 404:
             self.problems.append(f"{txn.transaction_id} was begun and is not known: {answer.text}")
@@ -142,6 +154,11 @@ class Campaign:
         if answer.status_code >= 500 and answer.json()["code"] not in ("recovering", "shutting_down"):
             self.problems.append(f"{method} {path}: {answer.status_code} {answer.text}")
         return answer
+
+    def _note_answer(self) -> None:
+        self._answers_to_kill -= 1
+        if self._answers_to_kill <= 0:
+            self._kill_now.set()
 
     def _payload(self) -> str:
         self._serial += 1
