@@ -26,8 +26,8 @@ class FaultyFile:
         self._plan("read", self._path)
         return self._inner.read_cached(offset, length)
 
-    def next_data(self, offset: int) -> int:
-        return self._inner.next_data(offset)
+    def data_ranges(self, offset: int) -> list[tuple[int, int]]:
+        return self._inner.data_ranges(offset)
 
     def write(self, offset: int, data: bytes) -> None:
         self._plan("write", self._path)

@@ -170,8 +170,8 @@ class SimulatedFile:
     def read_cached(self, offset: int, length: int) -> bytes | None:
         return self.read(offset, length)
 
-    def next_data(self, offset: int) -> int:
-        return offset
+    def data_ranges(self, offset: int) -> list[tuple[int, int]]:
+        return [(offset, self.size())] if offset < self.size() else []
 
     def write(self, offset: int, data: bytes) -> None:
         self._disk.operate()

@@ -44,8 +44,11 @@ class File(Protocol):
     def read_cached(self, offset: int, length: int) -> bytes | None:
         """As `read`, but None where the disk would have to be asked."""
 
-    def next_data(self, offset: int) -> int:
-        """The first place from `offset` on that may hold anything but zeros; the file's length where there is none."""
+    def data_ranges(self, offset: int) -> list[tuple[int, int]]:
+        """(begin, end) of all there is from `offset` on that may hold anything but zeros.
+
+        All at once: reading one range makes the kernel read ahead into the hole behind it, which then counts as data.
+        """
 
     def write(self, offset: int, data: bytes) -> None:
         """All of it, or OSError."""
@@ -154,15 +157,20 @@ class _OsFile:
             raise
         return bytes(buffer) if count == length else None
 
-    def next_data(self, offset: int) -> int:
+    def data_ranges(self, offset: int) -> list[tuple[int, int]]:
+        ranges: list[tuple[int, int]] = []
+        end, size = offset, self.size()
         try:
-            return os.lseek(self._fd, offset, os.SEEK_DATA)
+            while end < size:
+                begin = os.lseek(self._fd, end, os.SEEK_DATA)
+                end = os.lseek(self._fd, begin, os.SEEK_HOLE)
+                ranges.append((begin, end))
         except OSError as error:
-            if error.errno == errno.ENXIO:
-                return self.size()
             if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
-                return offset  # the file system cannot tell
-            raise
+                return [(offset, size)]  # the file system cannot tell
+            if error.errno != errno.ENXIO:  # that is: nothing but a hole
+                raise
+        return ranges
 
     def write(self, offset: int, data: bytes) -> None:
         written = self._named(os.pwrite, data, offset)

@@ -22,7 +22,7 @@ from storage.formats.index_file import ENTRY, HEADER_BYTES, SLOT, Header, Ints
 from storage.formats.scan import Scan
 
 _BLOCK_SLOTS = 1024  # written together; 4 KiB
-_LOADED_BYTES = 4 << 20
+_LOADED_SLOTS = 1 << 20
 
 
 class KeyIndex:
@@ -154,16 +154,15 @@ class _IndexFile:
 
     def load(self) -> None:
         """Take the slots into memory, to be written to. After a crash some may point past what the header counts."""
-        begin, length = index_file.slot_at(0), SLOT.itemsize * self._slots
+        begin = index_file.slot_at(0)
         newest = np.zeros(self._slots, np.int32)
         self._dirty = np.zeros(-(-self._slots // _BLOCK_SLOTS), np.bool_)
-        at = self._file.next_data(begin)
-        at -= (at - begin) % SLOT.itemsize if at > begin else 0
-        while at < begin + length:
-            piece = np.frombuffer(self._file.read(at, min(_LOADED_BYTES, begin + length - at)), SLOT)
-            slot = (at - begin) // SLOT.itemsize
-            newest[slot : slot + len(piece)] = piece
-            at += len(piece) * SLOT.itemsize
+        for data_begin, data_end in self._file.data_ranges(begin):
+            first, last = (data_begin - begin) // SLOT.itemsize, -(-(data_end - begin) // SLOT.itemsize)
+            for slot in range(first, min(last, self._slots), _LOADED_SLOTS):
+                count = min(_LOADED_SLOTS, last - slot, self._slots - slot)
+                piece = self._file.read(index_file.slot_at(slot), SLOT.itemsize * count)
+                newest[slot : slot + count] = np.frombuffer(piece, SLOT)
         self._newest = newest
         self._lead_back(newest)
 

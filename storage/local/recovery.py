@@ -269,12 +269,11 @@ class _Behind:
     def _dirty_windows(self, segment: Segment) -> list[tuple[Segment, int, int]]:
         """Ranges of the segment behind the end that are not all zeros."""
         dirty = []
-        at = max(self._end, segment.base_offset)
-        while (at := segment.base_offset + segment.file.next_data(at - segment.base_offset)) < segment.end_offset:
-            window = segment.file.read(at - segment.base_offset, min(_WIPE_BYTES, segment.end_offset - at))
-            if window != _ZEROS[: len(window)]:
-                dirty.append((segment, at, len(window)))
-            at += len(window)
+        for begin, end in segment.file.data_ranges(max(self._end - segment.base_offset, 0)):
+            for at in range(begin, end, _WIPE_BYTES):
+                window = segment.file.read(at, min(_WIPE_BYTES, end - at))
+                if window != _ZEROS[: len(window)]:
+                    dirty.append((segment, segment.base_offset + at, len(window)))
         return dirty
 
     def _window(self, segment: Segment, begin: int, length: int) -> tuple[bytes, int]:
