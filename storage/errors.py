@@ -158,6 +158,22 @@ class CheckNotOpen(RejectedError):
     """No check with this id is open."""
 
 
+class UnknownSchedule(RejectedError):
+    """No schedule has this id."""
+
+
+class AlreadyDelivered(RejectedError):
+    """The scheduled message was delivered; it can no longer be moved or cancelled."""
+
+
+class AlreadyCancelled(RejectedError):
+    """The schedule was cancelled; it can no longer be moved."""
+
+
+class NotADelayedMessage(RejectedError):
+    """A message lies in a delay topic and does not say where it is to go."""
+
+
 class IdempotencyKeyReused(RejectedError):
     """The idempotency key was used before with another body."""
 

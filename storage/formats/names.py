@@ -12,6 +12,8 @@ HELD_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 CHECK_TOPIC = "rmq_sys_escrowmq_checks"
 OFFSET_TOPIC = "rmq_sys_escrowmq_offsets"
 SENT_KEY_TOPIC = "rmq_sys_escrowmq_sent_keys"
+SCHEDULE_MARK_TOPIC = "rmq_sys_escrowmq_schedules"
+TIMER_TOPIC = "rmq_sys_wheel_timer"
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,126}")
 _RESERVED_PREFIXES = ("rmq_sys_", "%RETRY%", "%DLQ%", "CID_RMQ_SYS_")

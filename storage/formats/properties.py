@@ -24,6 +24,11 @@ TRANSACTION_MARK = "TRAN_MSG"
 TRANSACTION_ID = "__transactionId__"
 
 CONTENT_TYPE = "__content_type"
+SCHEDULE_ID = "__schedule"  # on a delayed message, and on it when it is delivered
+TIMER_DELAY_MS = "TIMER_DELAY_MS"
+TIMER_DELAY_SEC = "TIMER_DELAY_SEC"
+TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
+TIMER_OUT_MS = "TIMER_OUT_MS"
 EMPTY = "__empty"  # names of the sender's properties whose value is empty: an item without a value is skipped by readers
 
 _LOOKED_UP_BY = re.compile(rb"(?:^|\x02)(UNIQ_KEY|KEYS)\x01([^\x02]+)")

@@ -24,6 +24,7 @@ from storage.clock import Clock
 from storage.errors import Backpressure, FlushFailed, InvalidMessage, MessageTooLarge, StorageFull, StoreClosed
 from storage.formats import queue_entry, unit
 from storage.formats import record as records
+from storage.formats.delay_levels import DELAY_LEVEL, SCHEDULE_TOPIC, deliver_at_ms
 from storage.local.commit_log import CommitLog
 from storage.local.consume_queue import ConsumeQueue
 from storage.local.flusher import Flusher
@@ -268,7 +269,11 @@ class LogWriter:
         end = self._log.written_end = places.pop()
         self._preparer.advance(end)
         written = _Unit(queues, queue_offsets, places, end, now_ms, self._clock.monotonic_ms())
-        hashes = map(queue_entry.tag_hash, [message.tag for message in messages])
+        hashes = list(map(queue_entry.tag_hash, [message.tag for message in messages]))
+        for at, message in enumerate(messages):
+            if message.queue.topic == SCHEDULE_TOPIC and DELAY_LEVEL in message.system:
+                # As a broker does, which would else take the message for due.
+                hashes[at] = deliver_at_ms(message.system[DELAY_LEVEL], now_ms)
         written.entries = list(map(queue_entry.encode, places, record_bytes, hashes))
         self._written(written, calls)
         return True

@@ -1,0 +1,18 @@
+"""How delayed delivery is set up."""
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleOptions:
+    max_scheduled: int = 1_000_000  # waiting at once, all of them in memory; more are refused with 503
+    finished_kept: int = 100_000  # delivered and cancelled ones in memory, so that they can be looked at
+    sweep_interval_ms: int = 100
+    snapshot_interval_ms: int = 30_000
+    catch_up_after_ms: int = 5_000  # what is later than this is a backlog,
+    catch_up_per_second: int = 5_000  # and delivered at this rate, beside what is due now
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) < 1:
+                raise ValueError(f"{field.name} must be at least 1, got {getattr(self, field.name)}")

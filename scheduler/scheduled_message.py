@@ -1,0 +1,192 @@
+"""A message that waits: how it lies in the log until it is due, and what is noted about it there. Pure.
+
+    one of the 18 levels   topic SCHEDULE_TOPIC_XXXX, queue level - 1; property DELAY: due so long after it was stored
+    any other time         topic rmq_sys_wheel_timer, queue 0; properties TIMER_DELIVER_MS: when, TIMER_OUT_MS: RocketMQ's slot
+    mark                   topic rmq_sys_escrowmq_schedules, queue 0: delivered, cancelled, moved, set aside; body JSON
+
+Both kinds carry the real topic and queue as properties, so a broker that is given the files keeps the times. What we add is the
+id of the schedule. Source: RocketMQ HookUtils#transformDelayLevelMessage, TimerMessageStore.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from storage.errors import NotADelayedMessage
+from storage.formats import names, properties
+from storage.formats.delay_levels import DELAY_LEVEL, DELAYS_MS, SCHEDULE_TOPIC, deliver_at_ms
+from storage.message import Message, QueueId, StoredMessage
+
+TIMER_QUEUE = QueueId(names.TIMER_TOPIC, 0)
+LEVEL_COUNT = len(DELAYS_MS)
+MARK_QUEUE = QueueId(names.SCHEDULE_MARK_TOPIC, 0)
+
+LAST_DUE_MS = 253_402_300_799_999  # the end of the year 9999, the last one that a time of the API can say
+_PRECISION_MS = 1_000  # of RocketMQ's timer wheel
+_LEVELS = {delay_ms: level for level, delay_ms in enumerate(DELAYS_MS, 1)}
+_OF_THE_WAIT = frozenset(
+    {
+        DELAY_LEVEL,
+        properties.REAL_TOPIC,
+        properties.REAL_QUEUE,
+        properties.TIMER_DELAY_MS,
+        properties.TIMER_DELAY_SEC,
+        properties.TIMER_DELIVER_MS,
+        properties.TIMER_OUT_MS,
+        "TIMER_ENQUEUE_MS",
+        "TIMER_DEQUEUE_MS",
+        "TIMER_ROLL_TIMES",
+    }
+)
+
+
+class Mark(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="event"):
+    """What became of scheduled messages."""
+
+
+class Delivered(Mark, frozen=True, tag="delivered"):
+    """In one append with the messages themselves."""
+
+    schedule_ids: list[str]
+
+
+class Changed(Mark, frozen=True, omit_defaults=True):
+    """`revision`: of the schedule afterwards."""
+
+    schedule_id: str
+    revision: int
+
+
+class Cancelled(Changed, frozen=True, tag="cancelled"):
+    """Nobody will ever see the message."""
+
+
+class Moved(Changed, frozen=True, tag="moved"):
+    due_ms: int
+
+
+class SetAside(Changed, frozen=True, tag="set_aside"):
+    """It could not be delivered, and waits for somebody to move or cancel it."""
+
+    reason: str
+
+
+AnyMark = Delivered | Cancelled | Moved | SetAside
+_mark_decoder: msgspec.json.Decoder[AnyMark] = msgspec.json.Decoder(AnyMark)
+
+
+# --------------------------------------------------------------------------------------------------------- into the wait
+
+
+def with_delay(message: Message, schedule_id: str, *, delay_ms: int | None = None, due_ms: int | None = None) -> Message:
+    """The message with its delay (from when it is put off) or its time noted on it; its queue is still the real one."""
+    if due_ms is not None:
+        note = {properties.TIMER_DELIVER_MS: str(due_ms)}
+    elif delay_ms in _LEVELS:
+        note = {DELAY_LEVEL: str(_LEVELS[delay_ms])}
+    else:
+        note = {properties.TIMER_DELAY_MS: str(delay_ms)}
+    return msgspec.structs.replace(message, system={**message.system, **note, properties.SCHEDULE_ID: schedule_id})
+
+
+def put_off(message: Message, now_ms: int) -> Message:
+    """The message as it lies in a delay topic; one without a noted delay as it is."""
+    given = message.system
+    if properties.SCHEDULE_ID not in given:
+        return message
+    real = {properties.REAL_TOPIC: message.queue.topic, properties.REAL_QUEUE: str(message.queue.number)}
+    if DELAY_LEVEL in given:
+        queue = QueueId(SCHEDULE_TOPIC, int(given[DELAY_LEVEL]) - 1)
+        return msgspec.structs.replace(message, queue=queue, system={**given, **real})
+    due_ms = int(given.get(properties.TIMER_DELIVER_MS) or now_ms + int(given[properties.TIMER_DELAY_MS]))
+    times = {properties.TIMER_DELIVER_MS: str(due_ms), properties.TIMER_OUT_MS: str(timer_slot_ms(due_ms))}
+    return msgspec.structs.replace(message, queue=TIMER_QUEUE, system={**given, **real, **times})
+
+
+def timer_slot_ms(due_ms: int) -> int:
+    """Where RocketMQ's wheel keeps it: the whole second before, since a slot is emptied when its second is over."""
+    return (due_ms - 1) // _PRECISION_MS * _PRECISION_MS
+
+
+# ------------------------------------------------------------------------------------------------------- out of the wait
+
+
+def is_delayed(message: Message) -> bool:
+    return message.queue.topic in (SCHEDULE_TOPIC, names.TIMER_TOPIC)
+
+
+def due_ms_of(message: StoredMessage) -> int:
+    """When a message of a delay topic is due, as it was stored; one that does not say is due at once."""
+    return due_ms_at(message, message.stored_at_ms)
+
+
+def due_ms_at(message: Message, stored_at_ms: int) -> int:
+    system = message.system
+    if message.queue.topic == SCHEDULE_TOPIC:
+        return deliver_at_ms(system.get(DELAY_LEVEL, ""), stored_at_ms)
+    delay = system.get(properties.TIMER_DELAY_MS, "")
+    if properties.SCHEDULE_ID in system and _is_number(delay):
+        # From when it was stored, as a level; the time that stands beside it is a moment earlier, and for a broker.
+        return min(stored_at_ms + int(delay), LAST_DUE_MS)
+    deliver, slot = system.get(properties.TIMER_DELIVER_MS, ""), system.get(properties.TIMER_OUT_MS, "")
+    due_ms = int(deliver) if _is_number(deliver) else int(slot) + _PRECISION_MS if _is_number(slot) else stored_at_ms
+    return min(due_ms, LAST_DUE_MS)
+
+
+def schedule_id_of(message: StoredMessage) -> str:
+    """A message that a broker put off has none of its own; its place serves."""
+    own = message.system.get(properties.SCHEDULE_ID)
+    if own is not None:
+        return own
+    kind = "L" if message.queue.topic == SCHEDULE_TOPIC else "T"
+    return f"sch_{kind}{message.queue.number}-{message.queue_offset}"
+
+
+def is_brokers(message: StoredMessage) -> bool:
+    """Was it put off by a broker, which marks nothing when it delivers?"""
+    return properties.SCHEDULE_ID not in message.system
+
+
+def real_topic(message: Message) -> str:
+    return message.system.get(properties.REAL_TOPIC, "")
+
+
+def unwrap(message: StoredMessage) -> Message:
+    """The message as consumers see it. Raises NotADelayedMessage."""
+    topic, number = message.system.get(properties.REAL_TOPIC, ""), message.system.get(properties.REAL_QUEUE, "")
+    if not topic or not _is_number(number):
+        raise NotADelayedMessage(f"number {message.queue_offset} of {message.queue} does not say where it is to go")
+    if topic in (names.HALF_TOPIC, SCHEDULE_TOPIC, names.TIMER_TOPIC):
+        raise NotADelayedMessage(f"number {message.queue_offset} of {message.queue} is to go to {topic}")
+    return Message(
+        queue=QueueId(topic, int(number)),
+        message_id=message.message_id,
+        body=message.body,
+        born_at_ms=message.born_at_ms,
+        key=message.key,
+        tag=message.tag,
+        properties=message.properties,
+        system={name: value for name, value in message.system.items() if name not in _OF_THE_WAIT},
+        transaction=message.transaction,
+        prepared_log_offset=message.prepared_log_offset,
+    )
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 19
+
+
+# ----------------------------------------------------------------------------------------------------------------- marks
+
+
+def mark_message(mark: AnyMark, *, now_ms: int) -> Message:
+    return Message(queue=MARK_QUEUE, message_id="", body=msgspec.json.encode(mark), born_at_ms=now_ms, tag="schedule")
+
+
+def read_mark(message: Message) -> AnyMark:
+    return _mark_decoder.decode(message.body)
+
+
+def marked(mark: AnyMark) -> Sequence[str]:
+    """The schedules that a mark is about."""
+    return mark.schedule_ids if isinstance(mark, Delivered) else (mark.schedule_id,)

@@ -1,0 +1,170 @@
+"""Any sequence of sends, moves, cancels, sweeps, kills and restarts delivers what a plain model says, once and never early."""
+
+import asyncio
+from typing import NamedTuple
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from scheduler import scheduled_message as scheduled
+from scheduler.due_table import ScheduleState
+from scheduler.options import ScheduleOptions
+from scheduler.schedule_service import ScheduleService
+from storage.errors import MessagingError
+from storage.files.simulated import SimulatedDisk
+from storage.local.options import FlushPolicy, LocalStoreOptions
+from storage.message import QueueId
+from tests.support.builders import message
+from tests.support.simulation import World
+
+ORDERS = QueueId("orders", 0)
+delays = st.sampled_from([1, 20, 150, 1_000, 5_000, 7_777]) | st.integers(1, 3_000)
+names = st.integers(0, 30).map(lambda number: f"m{number:02}")
+
+
+class Waiting(NamedTuple):
+    due_ms: int
+    state: ScheduleState = ScheduleState.SCHEDULED
+
+
+class ScheduleMachine(RuleBasedStateMachine):
+    """Drives the service over the embedded engine beside a dict of what is due when."""
+
+    @initialize(flush=st.sampled_from(FlushPolicy))
+    def begin(self, flush: FlushPolicy) -> None:
+        self.options = LocalStoreOptions(
+            index_slots=8,
+            index_file_entries=200,
+            segment_bytes=65_536,
+            flush=flush,
+            flush_interval_ms=20,
+            prepare_ahead_bytes=16_384,
+            queue_flush_interval_ms=5,
+            snapshot_interval_ms=20,
+        )
+        self.model: dict[str, Waiting] = {}
+        self.starts = 0
+        self.wall_ms = 1_800_000_000_000
+        self.disk = SimulatedDisk()
+        self._start()
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.end()
+
+    @rule(count=st.integers(1, 4), delay_ms=delays, absolute=st.booleans())
+    def send(self, count: int, delay_ms: int, absolute: bool) -> None:
+        now_ms = self.world.clock.wall_ms()
+        delay = {"due_ms": now_ms + delay_ms} if absolute else {"delay_ms": delay_ms}
+        given = []
+        for _ in range(count):
+            name = f"m{len(self.model) + len(given):02}"
+            one = message(name.encode(), queue=ORDERS, message_id=name)
+            given.append(scheduled.put_off(scheduled.with_delay(one, name, **delay), now_ms))
+        places = self.world.call(self.store.append(given))
+        for one, place in zip(given, places, strict=True):
+            self.model[one.message_id] = Waiting(scheduled.due_ms_at(one, place.stored_at_ms))
+
+    @rule(name=names, delay_ms=delays)
+    def move(self, name: str, delay_ms: int) -> None:
+        due_ms = self.world.clock.wall_ms() + delay_ms
+        known = self.model.get(name)
+        answer = self._ask(self.service.move(name, due_ms))
+        if known is None or known.state is not ScheduleState.SCHEDULED:
+            assert isinstance(answer, MessagingError)
+        else:
+            assert answer.due_ms == due_ms
+            self.model[name] = Waiting(due_ms)
+
+    @rule(name=names)
+    def cancel(self, name: str) -> None:
+        known = self.model.get(name)
+        answer = self._ask(self.service.cancel(name))
+        if known is None or known.state is ScheduleState.DELIVERED:
+            assert isinstance(answer, MessagingError)
+        else:
+            assert answer.state is ScheduleState.CANCELLED
+            self.model[name] = known._replace(state=ScheduleState.CANCELLED)
+
+    @rule(ms=st.integers(1, 2_000))
+    def pass_time(self, ms: int) -> None:
+        self.world.call(asyncio.sleep(ms / 1000))
+
+    @rule()
+    def sweep(self) -> None:
+        now_ms = self.world.clock.wall_ms()
+        self.world.call(self.service.run_once(now_ms))
+        for name, known in self.model.items():
+            if known.state is ScheduleState.SCHEDULED and known.due_ms <= now_ms:
+                self.model[name] = known._replace(state=ScheduleState.DELIVERED)
+
+    @rule()
+    def keep_a_snapshot(self) -> None:
+        self.world.call(self.service.save_snapshot())
+
+    @rule()
+    def kill(self) -> None:
+        self._restart()
+
+    @rule()
+    def close_and_restart(self) -> None:
+        self.world.call(self.service.save_snapshot())
+        self.world.call(self.store.aclose())
+        self._restart()
+
+    @rule(after_ms=st.integers(0, 12))
+    def kill_in_the_middle_of_a_sweep(self, after_ms: int) -> None:
+        """What was due is delivered then, or a moment after the start: all of it, and once."""
+        now_ms = self.world.clock.wall_ms()
+
+        async def begin() -> None:
+            await asyncio.wait({asyncio.ensure_future(self.service.run_once(now_ms))}, timeout=after_ms / 1000)
+
+        self.world.call(begin())
+        self._restart()
+        self.sweep()
+
+    @invariant()
+    def the_topic_holds_what_was_due_and_each_of_it_once(self) -> None:
+        if not hasattr(self, "service"):
+            return
+        found = self.world.call(self.store.read(ORDERS, 0, max_messages=1_000, max_bytes=1 << 30))
+        due = [name for name, known in self.model.items() if known.state is ScheduleState.DELIVERED]
+        assert sorted(one.message_id for one in found) == sorted(due)
+        for one in found:
+            assert one.stored_at_ms >= self.model[one.message_id].due_ms
+        states = {item.schedule_id: Waiting(item.due_ms, item.state) for item in self._table()}
+        assert states == self.model
+
+    def _table(self):
+        self.world.call(self.service.follow())
+        return self.service.table
+
+    def _ask(self, call):
+        try:
+            return self.world.call(call)
+        except MessagingError as error:
+            return error
+
+    def _restart(self) -> None:
+        self.wall_ms = self.world.clock.wall_ms() + 1
+        self.world.end()
+        self.disk = self.world.disk.after_kill()
+        self._start()
+
+    def _start(self) -> None:
+        self.starts += 1
+        self.world = World(self.disk, seed=self.starts, wall_ms=self.wall_ms)
+        self.store = self.world.call(self.world.open_store(self.options))
+        self.world.call(self.store.create_topic("orders", queue_count=1))
+        # Nothing counts as a backlog: when that is delivered is asked elsewhere.
+        options = ScheduleOptions(catch_up_after_ms=1 << 50)
+        self.service = ScheduleService(self.store, self.world.clock, options)
+        self.world.call(self.service.start())
+
+
+TestScheduleModel = ScheduleMachine.TestCase
+TestScheduleModel.settings = settings(
+    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)

@@ -1,0 +1,455 @@
+"""Delayed delivery over a store: never early, once, in one append with its mark, whatever is killed when."""
+
+import asyncio
+
+import pytest
+
+from scheduler import scheduled_message as scheduled
+from scheduler.due_table import ScheduleState
+from scheduler.options import ScheduleOptions
+from scheduler.schedule_service import ScheduleService
+from scheduler.scheduled_message import MARK_QUEUE
+from storage.errors import AlreadyCancelled, AlreadyDelivered, Backpressure, UnknownSchedule
+from storage.files.simulated import SimulatedDisk
+from storage.local.options import FlushPolicy, LocalStoreOptions
+from storage.message import Durability, QueueId
+from storage.store import MessageStore
+from tests.support.builders import message
+from tests.support.simulation import World
+
+ORDERS = QueueId("orders", 0)
+TIMER = QueueId("rmq_sys_wheel_timer", 0)
+EVERYTHING = {"max_messages": 5_000, "max_bytes": 1 << 30}
+OPTIONS = LocalStoreOptions(segment_bytes=1 << 20, prepare_ahead_bytes=65_536, index_slots=64, index_file_entries=2_000)
+
+
+class House:
+    """A store with a schedule service, in a simulated world."""
+
+    def __init__(self, world: World, store: MessageStore, service: ScheduleService, late_ms: list[int]) -> None:
+        self.world = world
+        self.store = store
+        self.service = service
+        self.late_ms = late_ms
+
+    @property
+    def now_ms(self) -> int:
+        return self.world.clock.wall_ms()
+
+    async def put_off(self, *names: str, queue: QueueId = ORDERS, **delay: int) -> int:
+        """When they are due. A schedule has the name of its message."""
+        given = [
+            scheduled.put_off(
+                scheduled.with_delay(message(name.encode(), queue=queue, message_id=name), name, **delay), self.now_ms
+            )
+            for name in names
+        ]
+        places = await self.store.append(given)
+        return scheduled.due_ms_at(given[0], places[0].stored_at_ms)
+
+    async def deliver(self, wait_ms: int = 0) -> list[str]:
+        """What is in the topic after a sweep, so much later."""
+        await asyncio.sleep(wait_ms / 1000)
+        await self.service.run_once(self.now_ms)
+        return await self.bodies()
+
+    async def bodies(self, queue: QueueId = ORDERS) -> list[str]:
+        return [found.body.decode() for found in await self.store.read(queue, 0, **EVERYTHING)]
+
+    async def state(self, schedule_id: str) -> ScheduleState:
+        return (await self.service.get(schedule_id)).state
+
+
+async def a_house(world: World, *, options: LocalStoreOptions = OPTIONS, **given: int) -> House:
+    store = await world.open_store(options)
+    await store.create_topic("orders", queue_count=1)
+    late_ms: list[int] = []
+    service = ScheduleService(store, world.clock, ScheduleOptions(**given), on_delivered=late_ms.extend)
+    await service.start()
+    return House(world, store, service, late_ms)
+
+
+def in_house(*lives, down_ms: int = 1, **given) -> SimulatedDisk:
+    """Each life on the disk that the one before it left when it was killed."""
+    disk, wall_ms = SimulatedDisk(), 1_800_000_000_000
+    for number, life in enumerate(lives):
+
+        async def main(world: World, life=life) -> None:
+            await life(await a_house(world, **given))
+
+        with World(disk, number, wall_ms=wall_ms) as world:
+            world.call(main(world))
+        disk, wall_ms = world.disk.after_kill(), world.clock.wall_ms() + down_ms
+    return disk
+
+
+# ------------------------------------------------------------------------------------------------------------- delivery
+
+
+@pytest.mark.parametrize("delay_ms", [1_000, 1_234, 5_000, 60_000])
+def test_a_message_is_not_in_its_topic_before_it_is_due_and_is_there_after(delay_ms):
+    async def life(house):
+        due_ms = await house.put_off("a", delay_ms=delay_ms)
+        assert await house.deliver(due_ms - house.now_ms - 1) == []
+
+        assert await house.deliver(1) == ["a"]
+
+        (delivered,) = await house.store.read(ORDERS, 0, **EVERYTHING)
+        assert (delivered.message_id, delivered.stored_at_ms >= due_ms) == ("a", True)
+        assert await house.deliver(100_000) == ["a"]
+        assert await house.state("a") is ScheduleState.DELIVERED
+
+    in_house(life)
+
+
+def test_messages_come_in_the_order_of_their_times_not_of_their_sends():
+    async def life(house):
+        for name, delay_ms in (("c", 300), ("a", 100), ("b", 200)):
+            await house.put_off(name, delay_ms=delay_ms)
+
+        assert await house.deliver(1_000) == ["a", "b", "c"]
+
+    in_house(life)
+
+
+def test_a_delivery_and_its_mark_are_one_append():
+    async def life(house):
+        await house.put_off("a", "b", delay_ms=10)
+        await house.deliver(20)
+
+        *delivered, mark = [
+            *await house.store.read(ORDERS, 0, **EVERYTHING),
+            *await house.store.read(MARK_QUEUE, 0, **EVERYTHING),
+        ]
+        assert scheduled.read_mark(mark).schedule_ids == ["a", "b"]
+        assert len({one.stored_at_ms for one in (*delivered, mark)}) == 1
+        assert delivered[0].log_offset < delivered[1].log_offset < mark.log_offset
+
+    in_house(life)
+
+
+def test_the_lateness_of_every_delivery_is_told():
+    async def life(house):
+        due_ms = await house.put_off("a", delay_ms=10)
+        await house.deliver(250)
+
+        (late_ms,) = house.late_ms
+        assert 200 <= late_ms <= house.now_ms - due_ms
+
+    in_house(life)
+
+
+def test_more_messages_than_one_append_takes_are_all_delivered_once():
+    async def life(house):
+        names = [f"m{number:04}" for number in range(2_500)]
+        for at in range(0, 2_500, 500):
+            await house.put_off(*names[at : at + 500], delay_ms=3)
+
+        assert await house.deliver(50) == names
+
+    in_house(life)
+
+
+def test_large_messages_are_delivered_in_appends_that_fit():
+    async def life(house):
+        for number in range(6):
+            given = message(b"x" * 400_000, queue=ORDERS, message_id=f"m{number}")
+            await house.store.append([scheduled.put_off(scheduled.with_delay(given, f"m{number}", delay_ms=3), house.now_ms)])
+
+        assert len(await house.deliver(50)) == 6
+
+    in_house(life)
+
+
+def test_a_backlog_is_delivered_at_its_rate_and_what_is_due_now_at_once():
+    async def sends(house):
+        await house.put_off(*[f"old{number}" for number in range(100)], delay_ms=10)
+
+    async def comes_back(house):
+        assert await house.deliver() == []  # nothing is allowed yet
+        await house.put_off("new", delay_ms=50)
+
+        found = await house.deliver(200)
+
+        assert found[0] == "new"
+        assert 5 <= len(found) <= 12
+        assert house.service.backlog_count == 100 - (len(found) - 1)
+        for _ in range(12):
+            found = await house.deliver(1_000)
+        assert sorted(found) == sorted(["new", *[f"old{number}" for number in range(100)]])
+
+    in_house(sends, comes_back, down_ms=60_000, catch_up_per_second=50)
+
+
+def test_one_of_the_backlog_can_still_be_moved_and_cancelled():
+    async def sends(house):
+        await house.put_off("a", "b", "c", delay_ms=10)
+
+    async def comes_back(house):
+        assert await house.deliver() == []
+        await house.service.cancel("a")
+        await house.service.move("b", house.now_ms + 500)
+
+        assert await house.deliver(400) == ["c"]
+        assert await house.deliver(400) == ["c", "b"]
+
+    in_house(sends, comes_back, down_ms=60_000)
+
+
+def test_a_clock_that_is_set_back_makes_nothing_early_and_nothing_twice():
+    async def life(house):
+        due_ms = await house.put_off("a", delay_ms=100)
+        await asyncio.sleep(0.2)
+
+        assert await house.service.run_once(due_ms - 1) == 0
+        assert await house.service.run_once(due_ms) == 1
+        assert await house.service.run_once(due_ms - 50) == 0
+        assert await house.bodies() == ["a"]
+
+    in_house(life)
+
+
+def test_a_poisoned_message_is_set_aside_with_its_reason_and_the_others_are_delivered():
+    async def life(house):
+        await house.put_off("a", delay_ms=10)
+        await house.put_off("lost", delay_ms=10, queue=QueueId("nowhere", 0))
+        await house.put_off("b", delay_ms=10)
+        await house.store.append([message(b"?", queue=TIMER, message_id="aimless", system={"TIMER_OUT_MS": "1000"})])
+
+        assert await house.deliver(100) == ["a", "b"]
+        await house.deliver(1_000)  # what is as old as that last one belongs to the backlog
+
+        assert "nowhere" in (await house.service.get("lost")).reason
+        assert (await house.service.get("sch_T0-3")).state is ScheduleState.SET_ASIDE
+        assert house.service.table.set_aside_count == 2
+
+    async def later(house):
+        await house.store.create_topic("nowhere", queue_count=1)
+        await house.service.move("lost", house.now_ms)
+        await house.deliver()
+
+        assert await house.bodies(QueueId("nowhere", 0)) == ["lost"]
+        assert house.service.table.set_aside_count == 1
+
+    in_house(life, later)
+
+
+def test_no_more_messages_are_scheduled_than_memory_is_to_hold():
+    async def life(house):
+        await house.put_off("a", "b", delay_ms=10)
+        await house.service.follow()
+
+        house.service.check_room(1)
+        with pytest.raises(Backpressure):
+            house.service.check_room(2)
+
+    in_house(life, max_scheduled=3)
+
+
+# ------------------------------------------------------------------------------------------------------------ restarts
+
+
+@pytest.mark.parametrize("flush", FlushPolicy)
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_a_killed_service_delivers_what_was_waiting_once_and_what_was_delivered_not_again(flush, snapshot):
+    async def first(house):
+        await house.put_off("soon", delay_ms=50)
+        await house.put_off("late", delay_ms=1_000)
+        await house.put_off("never", delay_ms=1_000)
+        await house.put_off("moved", delay_ms=100_000)
+        assert await house.deliver(100) == ["soon"]
+        await house.service.cancel("never")
+        await house.service.move("moved", house.now_ms + 2_000)
+        if snapshot:
+            await house.service.save_snapshot()
+            await asyncio.sleep(30)
+
+    async def second(house):
+        assert await house.state("soon") is ScheduleState.DELIVERED
+        assert await house.state("never") is ScheduleState.CANCELLED
+        assert (await house.service.get("moved")).revision >= 2
+
+        await house.deliver(3_000)
+        await house.deliver(3_000)
+
+        assert sorted(await house.bodies()) == ["late", "moved", "soon"]
+
+    in_house(first, second, second, options=LocalStoreOptions(segment_bytes=65_536, prepare_ahead_bytes=16_384, flush=flush))
+
+
+@pytest.mark.parametrize("cut_after_ms", range(12))
+def test_a_kill_at_any_moment_of_a_delivery_neither_loses_nor_doubles_it(cut_after_ms):
+    async def first(house):
+        await house.put_off("a", "b", "c", delay_ms=50)
+        await asyncio.sleep(0.1)
+        sweep = asyncio.ensure_future(house.service.run_once(house.now_ms))
+        await asyncio.wait({sweep}, timeout=cut_after_ms / 1000)
+
+    async def second(house):
+        await house.deliver()
+        assert await house.deliver(100) == ["a", "b", "c"]
+        assert await house.deliver(10_000) == ["a", "b", "c"]
+
+    in_house(first, second)
+
+
+def test_a_delivery_whose_sweep_was_cancelled_is_still_one_delivery():
+    async def life(house):
+        await house.put_off("a", delay_ms=10)
+        await asyncio.sleep(0.05)
+        sweep = asyncio.ensure_future(house.service.run_once(house.now_ms))
+        await asyncio.sleep(0.001)
+        sweep.cancel()
+        await house.service.drain()
+
+        assert await house.deliver(100) == ["a"]
+        assert await house.deliver(100) == ["a"]
+
+    in_house(life)
+
+
+def test_a_message_that_is_not_yet_durable_is_not_delivered_before_it_is():
+    async def life(house):
+        given = scheduled.put_off(
+            scheduled.with_delay(message(b"a", queue=ORDERS, message_id="a"), "a", delay_ms=1), house.now_ms
+        )
+        await house.store.append([given], durability=Durability.BUFFERED)
+
+        assert await house.deliver(500) == ["a"]
+
+    in_house(life)
+
+
+# -------------------------------------------------------------------------------------------------------- move, cancel
+
+
+def test_a_cancelled_message_is_never_seen_and_cancelling_again_changes_nothing():
+    async def life(house):
+        await house.put_off("a", delay_ms=100)
+
+        once = await house.service.cancel("a")
+        again = await house.service.cancel("a")
+
+        assert (once.state, once.revision, again) == (ScheduleState.CANCELLED, 2, once)
+        assert await house.deliver(1_000) == []
+        with pytest.raises(AlreadyCancelled):
+            await house.service.move("a", house.now_ms)
+
+    in_house(life)
+
+
+def test_a_moved_message_comes_at_its_new_time_earlier_or_later():
+    async def life(house):
+        await house.put_off("earlier", "later", delay_ms=10_000)
+        await house.service.move("earlier", house.now_ms + 100)
+        await house.service.move("later", house.now_ms + 20_000)
+
+        assert await house.deliver(200) == ["earlier"]
+        assert await house.deliver(15_000) == ["earlier"]
+        assert await house.deliver(5_000) == ["earlier", "later"]
+
+    in_house(life)
+
+
+def test_what_was_delivered_can_neither_be_moved_nor_cancelled():
+    async def life(house):
+        await house.put_off("a", delay_ms=10)
+        await house.deliver(100)
+
+        with pytest.raises(AlreadyDelivered):
+            await house.service.move("a", house.now_ms + 1_000)
+        with pytest.raises(AlreadyDelivered):
+            await house.service.cancel("a")
+        with pytest.raises(UnknownSchedule):
+            await house.service.cancel("nobody")
+
+    in_house(life)
+
+
+@pytest.mark.parametrize("head_start_ms", range(9))
+def test_a_cancel_that_races_a_delivery_either_cancels_or_is_told_that_it_is_too_late(head_start_ms):
+    async def life(house):
+        await house.put_off("a", delay_ms=20)
+        await asyncio.sleep(0.05)
+        sweep = asyncio.ensure_future(house.service.run_once(house.now_ms))
+        await asyncio.sleep(head_start_ms / 1000)
+        try:
+            await house.service.cancel("a")
+            cancelled = True
+        except AlreadyDelivered:
+            cancelled = False
+        await sweep
+
+        assert await house.deliver(1_000) == ([] if cancelled else ["a"])
+        assert await house.state("a") is (ScheduleState.CANCELLED if cancelled else ScheduleState.DELIVERED)
+
+    in_house(life)
+
+
+def test_a_cancel_that_comes_first_wins_over_a_sweep_that_begins_meanwhile():
+    async def life(house):
+        await house.put_off("a", delay_ms=20)
+        await asyncio.sleep(0.05)
+        await house.service.follow()
+        cancel = asyncio.ensure_future(house.service.cancel("a"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await house.service.run_once(house.now_ms)
+
+        assert (await cancel).state is ScheduleState.CANCELLED
+        assert await house.deliver(1_000) == []
+
+    in_house(life)
+
+
+def test_a_list_goes_on_behind_an_id_and_leaves_out_what_is_not_wanted():
+    async def life(house):
+        await house.put_off("a", "b", "c", "d", delay_ms=10_000)
+        await house.service.cancel("b")
+
+        def waits(item):
+            return item.state is ScheduleState.SCHEDULED
+
+        first = await house.service.search(after="", count=2, wanted=waits)
+        rest = await house.service.search(after=first[-1].schedule_id, count=9, wanted=waits)
+
+        assert [item.schedule_id for item in (*first, *rest)] == ["a", "c", "d"]
+
+    in_house(life)
+
+
+# ------------------------------------------------------------------------------------------------------ brokers' stores
+
+
+def test_what_a_broker_has_delivered_is_not_delivered_again_and_the_rest_is():
+    """Its own progress is in files that it may not have left; what lies in the real topic, it has delivered."""
+
+    async def broker(house):
+        for name, level in (("done", 1), ("waits", 1)):
+            system = {"DELAY": str(level), "REAL_TOPIC": "orders", "REAL_QID": "0"}
+            queue = QueueId("SCHEDULE_TOPIC_XXXX", level - 1)
+            await house.store.append([message(name.encode(), queue=queue, message_id=name, system=system)])
+        await house.store.append([message(b"done", queue=ORDERS, message_id="done")])
+
+    async def ours(house):
+        await house.deliver()
+        assert await house.deliver(1_000) == ["done", "waits"]
+        assert [item.state for item in house.service.table] == [ScheduleState.DELIVERED] * 2
+
+    in_house(broker, ours, ours, down_ms=60_000)
+
+
+def test_a_level_of_ours_has_its_time_in_the_consume_queue_as_a_broker_wants_it_before_and_after_a_replay():
+    found = []
+
+    async def sends(house):
+        due_ms = await house.put_off("a", delay_ms=10_000)
+        found.append(due_ms)
+        entry = house.store._queues[QueueId("SCHEDULE_TOPIC_XXXX", 2)].recent(0, 1)
+        assert entry[0].tag_hash == due_ms
+
+    async def replays(house):
+        entry = house.store._queues[QueueId("SCHEDULE_TOPIC_XXXX", 2)].recent(0, 1)
+        assert entry[0].tag_hash == found[0]
+
+    in_house(sends, replays)

@@ -1,0 +1,122 @@
+"""How a message waits: RocketMQ's two delay topics, their exact layouts, and the way back."""
+
+import pytest
+
+from scheduler import scheduled_message as scheduled
+from scheduler.scheduled_message import Cancelled, Delivered, Moved, SetAside
+from storage.errors import NotADelayedMessage
+from storage.message import Message, QueueId, StoredMessage, TransactionBits
+from tests.support.builders import ORDERS, message
+
+NOW_MS = 1_800_000_000_000
+
+
+def stored(given: Message, *, at_ms: int = NOW_MS, queue_offset: int = 7) -> StoredMessage:
+    fields = {name: getattr(given, name) for name in given.__struct_fields__}
+    return StoredMessage(**fields, queue_offset=queue_offset, stored_at_ms=at_ms, log_offset=1)
+
+
+def put_off(now_ms: int = NOW_MS, **delay: int) -> Message:
+    return scheduled.put_off(scheduled.with_delay(message(b"x", queue=QueueId("orders", 2)), "sch_1", **delay), now_ms)
+
+
+@pytest.mark.parametrize(("delay_ms", "level"), [(1_000, 1), (10_000, 3), (60_000, 5), (3_600_000, 17), (7_200_000, 18)])
+def test_a_delay_that_is_a_level_waits_in_the_queue_of_the_level(delay_ms, level):
+    waiting = put_off(delay_ms=delay_ms)
+
+    assert waiting.queue == QueueId("SCHEDULE_TOPIC_XXXX", level - 1)
+    assert dict(waiting.system) == {
+        "DELAY": str(level), "__schedule": "sch_1", "REAL_TOPIC": "orders", "REAL_QID": "2",
+    }  # fmt: skip
+    assert scheduled.due_ms_of(stored(waiting, at_ms=NOW_MS + 5)) == NOW_MS + 5 + delay_ms
+
+
+@pytest.mark.parametrize("delay_ms", [1, 999, 1_001, 7_200_001, 86_400_000])
+def test_any_other_delay_waits_for_the_timer_wheel_and_counts_from_when_it_was_stored(delay_ms):
+    waiting = put_off(delay_ms=delay_ms)
+
+    assert waiting.queue == QueueId("rmq_sys_wheel_timer", 0)
+    assert waiting.system["TIMER_DELIVER_MS"] == str(NOW_MS + delay_ms)
+    assert (waiting.system["REAL_TOPIC"], waiting.system["REAL_QID"]) == ("orders", "2")
+    assert scheduled.due_ms_of(stored(waiting, at_ms=NOW_MS + 5)) == NOW_MS + 5 + delay_ms
+
+
+@pytest.mark.parametrize(
+    ("due_ms", "slot_ms"),
+    [(1_800_000_001_500, 1_800_000_001_000), (1_800_000_001_000, 1_800_000_000_000), (1_800_000_001_001, 1_800_000_001_000)],
+)
+def test_a_time_is_kept_to_the_millisecond_beside_the_whole_second_of_a_broker(due_ms, slot_ms):
+    """An exact second lies in the slot before: a broker empties a slot when its second is over."""
+    waiting = put_off(due_ms=due_ms)
+
+    assert (waiting.system["TIMER_DELIVER_MS"], waiting.system["TIMER_OUT_MS"]) == (str(due_ms), str(slot_ms))
+    assert scheduled.due_ms_of(stored(waiting)) == due_ms
+
+
+@pytest.mark.parametrize("delay", [{"delay_ms": 1_000}, {"delay_ms": 77}, {"due_ms": NOW_MS + 77}])
+def test_what_is_delivered_is_what_was_put_off(delay):
+    given = message(
+        b"\x00body",
+        queue=QueueId("orders", 2),
+        key="8812",
+        tag="paid",
+        properties={"a": "b"},
+        system={"__content_type": "text/plain"},
+        transaction=TransactionBits.COMMIT,
+        prepared_log_offset=712,
+    )
+    waiting = scheduled.put_off(scheduled.with_delay(given, "sch_1", **delay), NOW_MS)
+
+    delivered = scheduled.unwrap(stored(waiting))
+
+    assert dict(delivered.system) == {"__content_type": "text/plain", "__schedule": "sch_1"}
+    for name in set(given.__struct_fields__) - {"system"}:
+        assert getattr(delivered, name) == getattr(given, name)
+
+
+def test_a_message_without_a_delay_is_not_put_off():
+    assert scheduled.put_off(message(b"x"), NOW_MS) == message(b"x")
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        {},
+        {"REAL_TOPIC": "orders"},
+        {"REAL_TOPIC": "orders", "REAL_QID": "-1"},
+        {"REAL_TOPIC": "RMQ_SYS_TRANS_HALF_TOPIC", "REAL_QID": "0"},
+        {"REAL_TOPIC": "SCHEDULE_TOPIC_XXXX", "REAL_QID": "0"},
+    ],
+)
+def test_a_message_that_does_not_say_where_it_is_to_go_is_refused(system):
+    with pytest.raises(NotADelayedMessage):
+        scheduled.unwrap(stored(message(b"x", queue=QueueId("rmq_sys_wheel_timer", 0), system=system)))
+
+
+def test_a_brokers_message_is_due_at_the_end_of_its_slot_and_is_known_by_its_place():
+    timed = stored(message(queue=QueueId("rmq_sys_wheel_timer", 0), system={"TIMER_OUT_MS": "5000"}))
+    levelled = stored(message(queue=QueueId("SCHEDULE_TOPIC_XXXX", 2), system={"DELAY": "3"}))
+    endless = stored(message(queue=QueueId("rmq_sys_wheel_timer", 0), system={"TIMER_DELIVER_MS": "9" * 18}))
+
+    assert [scheduled.due_ms_of(one) for one in (timed, levelled)] == [6_000, NOW_MS + 10_000]
+    assert scheduled.due_ms_of(endless) == scheduled.LAST_DUE_MS
+    assert [scheduled.schedule_id_of(one) for one in (timed, levelled)] == ["sch_T0-7", "sch_L2-7"]
+    assert scheduled.is_brokers(timed)
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        Delivered(schedule_ids=["a", "b"]),
+        Cancelled(schedule_id="a", revision=2),
+        Moved(schedule_id="a", revision=2, due_ms=5),
+        SetAside(schedule_id="a", revision=2, reason="why"),
+    ],
+)
+def test_a_mark_is_read_as_it_was_written(mark):
+    assert scheduled.read_mark(scheduled.mark_message(mark, now_ms=NOW_MS)) == mark
+
+
+def test_the_place_of_a_waiting_message_is_no_place_of_its_topic():
+    assert scheduled.is_delayed(put_off(delay_ms=5))
+    assert not scheduled.is_delayed(message(queue=ORDERS))
