@@ -18,13 +18,14 @@ from app.messages import endpoints as messages
 from app.observability import Metrics
 from app.problems import FieldError, Refusal
 from app.producer_groups import endpoints as producer_groups
+from app.schedules import endpoints as schedules
 from app.settings import Settings
 from app.topics import endpoints as topics
 from app.transactions import endpoints as transactions
 from app.wiring import Wiring
 from storage.clock import Clock
 
-RESOURCES = (topics, messages, transactions, producer_groups, groups, health)
+RESOURCES = (topics, messages, transactions, schedules, producer_groups, groups, health)
 
 DESCRIPTION = """
 Transactional messaging over plain HTTP. A message sent inside a transaction is held in escrow until the producer's own database
@@ -42,6 +43,7 @@ TAGS = [
     {"name": "topics", "description": "Named sets of queues."},
     {"name": "messages", "description": "Send, and pull by offset."},
     {"name": "transactions", "description": "Begin, commit, roll back, look at, resolve."},
+    {"name": "schedules", "description": "Delayed messages: look at, list, move, cancel."},
     {"name": "checks", "description": "What became of your transaction? Producers take the question and answer it."},
     {"name": "offsets", "description": "Where consumer groups continue."},
 ]

@@ -17,6 +17,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 _LATENCY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
+_LATENESS_BUCKETS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 60, 600, 3600)
+
 
 class _StandardError:
     """Standard error for a log. What cannot be written (it goes to a file, and the disk is full) is lost, and nobody minds:
@@ -84,7 +86,20 @@ class Metrics:
             "escrowmq_transaction_conflicts", "Decisions refused because another was made before", registry=registry
         )
         self.checks_answered = Counter("escrowmq_checks_answered", "Checks answered", ["decision"], registry=registry)
+        self.delivered = Counter("escrowmq_schedules_delivered", "Delayed messages delivered", registry=registry)
+        self.lateness = Histogram(
+            "escrowmq_schedule_lateness_seconds",
+            "From when a delayed message was due to when it was delivered",
+            buckets=_LATENESS_BUCKETS,
+            registry=registry,
+        )
         self.long_polls = Gauge("escrowmq_long_polls_open", "Long polls parked", registry=registry)
+
+    def note_delivered(self, late_ms: Iterable[int]) -> None:
+        """Delayed messages were delivered so late."""
+        for one in late_ms:
+            self.delivered.inc()
+            self.lateness.observe(one / 1000)
 
     def watch(self, gauges: Callable[[], Iterable[tuple[str, str, float]]]) -> None:
         """Values read when somebody scrapes: (name, help, value)."""

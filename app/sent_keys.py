@@ -17,7 +17,7 @@ from app.problems import Problem
 from storage.clock import Clock
 from storage.errors import IdempotencyInProgress, IdempotencyKeyReused
 from storage.formats.names import SENT_KEY_TOPIC
-from storage.message import Appended, Message, QueueId
+from storage.message import Appended, Message, QueueId, StoredMessage
 from storage.store import AppliedPrefix, KeyLookup, MessageStore, Snapshot, Snapshots, SyncedPosition, find_message
 
 SNAPSHOT = "sent_keys"
@@ -41,6 +41,7 @@ class SentMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     queue_number: int
     from_offset: int
     entry: int
+    topic: str = ""  # where it lies, when that is not the topic of the request: a delayed one waits elsewhere
 
 
 class Sent(msgspec.Struct, frozen=True, array_like=True):
@@ -146,19 +147,20 @@ class SentKeys:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def find(self, sent: Sent) -> list[Appended]:
-        """Where the messages of an earlier send are, and how sure that is by now.
+    async def find(self, sent: Sent) -> list[tuple[StoredMessage, Appended]]:
+        """The messages of an earlier send, where they are, and how sure that is by now.
 
         Raises IdempotencyInProgress while they are not visible yet, which only buffered ones are not.
         """
         found = []
         for message in sent.messages:
-            queue = QueueId(sent.topic, message.queue_number)
+            queue = QueueId(message.topic or sent.topic, message.queue_number)
             stored = await find_message(self._store, queue, message.from_offset, message.message_id)
             if stored is None:
                 raise IdempotencyInProgress(f"message {message.message_id} is stored, but cannot be read yet")
             durable = not isinstance(self._store, SyncedPosition) or self._store.is_durable(stored.log_offset)
-            found.append(Appended(queue, stored.queue_offset, stored.log_offset, stored.stored_at_ms, durable))
+            place = Appended(queue, stored.queue_offset, stored.log_offset, stored.stored_at_ms, durable)
+            found.append((stored, place))
         return found
 
     async def save_snapshot(self) -> bool:
@@ -185,7 +187,13 @@ class SentKeys:
         try:
             now_ms = self._clock.wall_ms()
             places = [
-                SentMessage(one.message_id, one.queue.number, (await self._store.offsets(one.queue)).end, entry)
+                SentMessage(
+                    one.message_id,
+                    one.queue.number,
+                    (await self._store.offsets(one.queue)).end,
+                    entry,
+                    "" if one.queue.topic == topic else one.queue.topic,
+                )
                 for entry, one in messages.items()
             ]
             sent = Sent(*request, topic, now_ms, status, places, refused)

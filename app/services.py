@@ -10,6 +10,7 @@ from app.observability import Metrics
 from app.registry.groups import ConsumerGroups, ProducerGroups
 from app.registry.topics import Topics
 from app.sent_keys import SentKeys
+from scheduler.schedule_service import ScheduleService
 from storage.clock import Clock
 from storage.errors import TooManyWaiting
 from storage.identifiers import Identifiers
@@ -27,6 +28,7 @@ class Services:
     producer_groups: ProducerGroups
     consumer_groups: ConsumerGroups
     transactions: TransactionCoordinator
+    schedules: ScheduleService
     sent_keys: SentKeys
     clock: Clock
     identifiers: Identifiers
@@ -38,6 +40,9 @@ class Services:
     def pressure_header(self) -> dict[str, str]:
         """On every answer to something that was stored, so that senders slow down before they are refused."""
         return {"Store-Pressure": f"{self.pressure():.2f}"}
+
+    def new_schedule_id(self) -> str:
+        return self.identifiers.new("sch")
 
     @asynccontextmanager
     async def parked(self, call: Call) -> AsyncIterator[None]:

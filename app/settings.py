@@ -24,6 +24,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from scheduler.options import ScheduleOptions
 from storage.local.options import LocalStoreOptions
 from txn.options import TransactionOptions
 
@@ -91,6 +92,7 @@ class Settings(BaseSettings):
     http: HttpOptions = HttpOptions()
     local: LocalStoreOptions = LocalStoreOptions()
     txn: TransactionOptions = TransactionOptions()
+    schedule: ScheduleOptions = ScheduleOptions()
     webhook: WebhookOptions = WebhookOptions()
 
     @classmethod

@@ -17,6 +17,8 @@ from app.registry.topics import Topics
 from app.sent_keys import SentKeys
 from app.services import Services
 from app.settings import Settings
+from scheduler.schedule_service import ScheduleService
+from scheduler.scheduled_message import put_off
 from scheduler.ticker import Ticker
 from storage.clock import Clock, SystemClock
 from storage.errors import DirectoryInUse, StorageError, StorageFull, StoreClosed, StoreRecovering
@@ -102,7 +104,7 @@ class Wiring:
         checks = {
             "store_writable": "ok",  # else the process ends
             "dispatch_lag": "ok",  # the queues are derived in the turn in which a message becomes visible
-            "scheduler": failed.get("snapshots", "ok"),
+            "scheduler": failed.get("schedules") or failed.get("schedule_snapshots") or failed.get("snapshots", "ok"),
             "checker": failed.get("checkback", "ok"),
         }
         failing = {name: what for name, what in checks.items() if what != "ok"}
@@ -148,14 +150,19 @@ class Wiring:
         topics = Topics(database, store, clock, creates_on_use=settings.dev)
         producer_groups = ProducerGroups(database, clock)
         consumer_groups = ConsumerGroups(database, clock)
-        transactions = TransactionCoordinator(store, clock, identifiers, settings.txn)
+        transactions = TransactionCoordinator(store, clock, identifiers, settings.txn, put_off=put_off)
+        schedules = ScheduleService(store, clock, settings.schedule, on_delivered=self._metrics.note_delivered)
         sent_keys = SentKeys(store, clock)
         await topics.open()
         await producer_groups.open()
         await consumer_groups.open()
         replayed = await transactions.start()
         await sent_keys.start()
+        followed = await schedules.start()
         log.info("transactions_open", undecided=transactions.table.open_count, replayed=replayed)
+        log.info("schedules_open", scheduled=schedules.table.scheduled_count, replayed=followed)
+        stack.push_async_callback(schedules.save_snapshot)
+        stack.push_async_callback(schedules.drain)
         stack.push_async_callback(self._keep_tables, transactions, sent_keys)
         stack.push_async_callback(transactions.drain)
         stack.push_async_callback(sent_keys.drain)
@@ -167,6 +174,7 @@ class Wiring:
             producer_groups=producer_groups,
             consumer_groups=consumer_groups,
             transactions=transactions,
+            schedules=schedules,
             sent_keys=sent_keys,
             clock=clock,
             identifiers=identifiers,
@@ -180,7 +188,12 @@ class Wiring:
         async def keep() -> None:
             await self._keep_tables(transactions, sent_keys)
 
+        async def deliver() -> None:
+            await schedules.run_once(clock.wall_ms())
+
         self._tickers = [
+            Ticker("schedules", deliver, interval_ms=settings.schedule.sweep_interval_ms),
+            Ticker("schedule_snapshots", schedules.save_snapshot, interval_ms=settings.schedule.snapshot_interval_ms),
             Ticker("checkback", sweep, interval_ms=settings.txn.sweep_interval_ms),
             Ticker("snapshots", keep, interval_ms=settings.txn.snapshot_interval_ms),
         ]
@@ -223,3 +236,7 @@ class Wiring:
         yield "escrowmq_transactions_open", "Undecided transactions, held ones among them", table.open_count
         yield "escrowmq_transactions_held", "Transactions that wait for a person", table.held_count
         yield "escrowmq_transactions_oldest_open_seconds", "Age of the oldest undecided one", max(0, age_ms) / 1000
+        schedules = self._services.schedules
+        yield "escrowmq_schedules_scheduled", "Delayed messages that wait", schedules.table.scheduled_count
+        yield "escrowmq_schedules_set_aside", "Delayed messages that could not be delivered", schedules.table.set_aside_count
+        yield "escrowmq_schedules_backlog", "Long overdue ones, delivered at a bounded rate", schedules.backlog_count

@@ -5,7 +5,7 @@ the table says to reflect of each queue is counted message by message, so it nev
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,6 +25,7 @@ from storage.errors import (
     UnknownTopic,
     UnknownTransaction,
 )
+from storage.formats.properties import SCHEDULE_ID
 from storage.identifiers import Identifiers
 from storage.message import Appended, Durability, Message, QueueId, StoredMessage, TransactionBits
 from storage.store import AppliedPrefix, KeyLookup, MessageStore, Snapshot, Snapshots, SyncedPosition, find_message
@@ -80,11 +81,21 @@ class Outcome(NamedTuple):
 class TransactionCoordinator:
     """The event loop's. `start` before anything else."""
 
-    def __init__(self, store: MessageStore, clock: Clock, identifiers: Identifiers, options: TransactionOptions) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        clock: Clock,
+        identifiers: Identifiers,
+        options: TransactionOptions,
+        *,
+        put_off: Callable[[Message, int], Message] = lambda final, now_ms: final,
+    ) -> None:
+        """`put_off`: the final message as it is to lie in the log from now on, elsewhere when it is a delayed one."""
         self._store = store
         self._clock = clock
         self._identifiers = identifiers
         self._options = options
+        self._put_off = put_off
         self.table = TransactionTable(decided_kept=options.decided_kept)
         self._checks = OpenChecks(clock)
         self._turns = _Turns()
@@ -434,7 +445,13 @@ class TransactionCoordinator:
             producer_group=request.producer_group,
             messages=tuple(
                 [
-                    TxnMessage(message.message_id, message.queue, message.key, half.queue_offset)
+                    TxnMessage(
+                        message.message_id,
+                        message.queue,
+                        message.key,
+                        half.queue_offset,
+                        schedule_id=message.system.get(SCHEDULE_ID),
+                    )
                     for message, half in zip(request.messages, appended, strict=True)
                 ]
             ),
@@ -458,7 +475,8 @@ class TransactionCoordinator:
             finals: list[Message] = []
             finals_from: list[int] = []
             if state is TxnState.COMMITTED:
-                finals = [half_message.unwrap_final(half) for half in await self._read_halves(transaction)]
+                halves, now_ms = await self._read_halves(transaction), self._clock.wall_ms()
+                finals = [self._put_off(half_message.unwrap_final(half), now_ms) for half in halves]
                 finals_from = [(await self._store.offsets(final.queue)).end for final in finals]
             op = self._op(transaction, state, by, reason, finals_from=tuple(finals_from))
             # The finals first: where an append could tear, a final without an op is a decision, an op alone a rollback.
@@ -591,7 +609,7 @@ class TransactionCoordinator:
         if transaction.state is not TxnState.COMMITTED:
             return
         for message in transaction.messages:
-            if message.final_offset is None:
+            if message.final_offset is None and message.schedule_id is None:
                 final = await find_message(self._store, message.queue, message.final_from or 0, message.message_id)
                 message.final_offset = None if final is None else final.queue_offset
 

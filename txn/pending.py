@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
+from storage.formats.properties import SCHEDULE_ID
 from storage.message import QueueId, StoredMessage
 from txn import half_message
 from txn.checkback_plan import CheckbackPolicy
@@ -27,6 +28,7 @@ class TxnMessage(msgspec.Struct, gc=False):
     half_offset: int
     final_offset: int | None = None  # in its real queue, once committed
     final_from: int | None = None  # where to look for the final when final_offset is not known
+    schedule_id: str | None = None  # of a delayed one, which the commit puts off
 
 
 class Transaction(msgspec.Struct, gc=False):
@@ -254,7 +256,16 @@ def from_halves(halves: list[StoredMessage]) -> Transaction:
         transaction_id=half_message.transaction_id_of(first),
         producer_group=half_message.producer_group_of(first),
         messages=tuple(
-            [TxnMessage(half.message_id, half_message.real_queue(half), half.key, half.queue_offset) for half in halves]
+            [
+                TxnMessage(
+                    half.message_id,
+                    half_message.real_queue(half),
+                    half.key,
+                    half.queue_offset,
+                    schedule_id=half.system.get(SCHEDULE_ID),
+                )
+                for half in halves
+            ]
         ),
         policy=policy,
         prepared_at_ms=first.stored_at_ms,

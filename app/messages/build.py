@@ -2,7 +2,8 @@
 
 import binascii
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from msgspec import UNSET
 
@@ -10,13 +11,16 @@ from app import codec
 from app.messages.schemas import MessageInput
 from app.problems import FieldError, Refusal, invalid_field
 from app.registry.topics import MessageType, Topic
-from storage.errors import MessageTooLarge, NotSupportedByEngine, UnsupportedCombination
+from scheduler.scheduled_message import with_delay
+from storage.errors import MessageTooLarge, UnsupportedCombination
 from storage.formats import properties
+from storage.formats.delay_levels import DELAYS_MS
 from storage.message import ORDERING_KEY, Message, QueueId, queue_for
 
 MAX_FIELD_BYTES = 255
 MAX_PROPERTIES_BYTES = 16 << 10
 JSON = "application/json"
+_LONGEST_DELAY_MS = 1_000 * 365 * 86_400_000  # so that no time has more digits for its year than RFC 3339
 TRACEPARENT = "traceparent"
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -30,6 +34,7 @@ def build(
     *,
     message_id: str,
     now_ms: int,
+    new_schedule_id: Callable[[], str],
     raw_body: bytes | None = None,
     depth: int = 1,
     transactional: bool = False,
@@ -38,8 +43,8 @@ def build(
     """`raw_body`: the body, where it does not stand in a field. `depth`: how deep in the request the message stands.
     `traceparent`: of the request; it goes with the message as a property, unless the sender set that himself.
 
-    Raises Refusal (its pointers are within the message), MessageTooLarge, UnsupportedCombination, UnknownQueue,
-    NotSupportedByEngine.
+    A delay is noted on the message (`scheduler/scheduled_message.py`), which is still one for its real queue.
+    Raises Refusal (its pointers are within the message), MessageTooLarge, UnsupportedCombination, UnknownQueue.
     """
     body, content_type = _body(given, depth) if raw_body is None else (raw_body, _content_type(given))
     limit_bytes = topic.settings.max_message_bytes
@@ -61,9 +66,18 @@ def build(
         _check_total(key, tag, given.ordering_key or None, own)
     if traceparent is not None:
         own = {TRACEPARENT: traceparent, **own}
-    _check_delay(given, now_ms)
-    _check_type(topic, "transactional" if transactional else "fifo" if ORDERING_KEY in system else "normal")
-    return Message(
+    delay = _delay(given, topic, now_ms)
+    if transactional:
+        _check_type(topic, "transactional")
+    if delay is not None:
+        if ORDERING_KEY in system:
+            raise UnsupportedCombination(
+                "a delayed message has no ordering_key: its place in the order would be a matter of time"
+            )
+        _check_type(topic, "delayed")
+    elif not transactional:
+        _check_type(topic, "fifo" if ORDERING_KEY in system else "normal")
+    message = Message(
         queue=_queue(given, topic),
         message_id=message_id,
         body=body,
@@ -73,6 +87,9 @@ def build(
         properties=own,
         system=system,
     )
+    if delay is None:
+        return message
+    return with_delay(message, new_schedule_id(), delay_ms=delay.delay_ms, due_ms=delay.due_ms)
 
 
 def _body(given: MessageInput, depth: int) -> tuple[bytes, str | None]:
@@ -136,20 +153,37 @@ def _check_total(key: str | None, tag: str | None, ordering_key: str | None, own
         raise invalid_field("/properties", "out_of_range", detail)
 
 
-def _check_delay(given: MessageInput, now_ms: int) -> None:
-    """Delivery at once is all there is for now; a delay of nothing, and a time that is past, are that."""
+class _Delay(NamedTuple):
+    """One of the two."""
+
+    delay_ms: int | None
+    due_ms: int | None
+
+
+def _delay(given: MessageInput, topic: Topic, now_ms: int) -> _Delay | None:
+    """None where it is delivered at once: without a delay, with one of nothing, or at a time that is past."""
     if given.delay_ms is UNSET and given.deliver_at is UNSET and given.delay_level is UNSET:
-        return
+        return None
     named = [name for name in ("delay_ms", "deliver_at", "delay_level") if getattr(given, name) is not UNSET]
     if len(named) > 1:
         errors = [FieldError(f"/{name}", "not_allowed", f"only one of {', '.join(named)}") for name in named]
         raise Refusal("validation_failed", "a message has one delay at most", errors=errors)
     if given.deliver_at is not UNSET:
-        is_due = codec.parse_time(given.deliver_at, "/deliver_at") <= now_ms
-    else:
-        is_due = given.delay_ms == 0
-    if not is_due:
-        raise NotSupportedByEngine("delayed delivery is not offered by this release")
+        due_ms = codec.parse_time(given.deliver_at, "/deliver_at")
+        check_delay_limit(due_ms - now_ms, topic, "/deliver_at")
+        return _Delay(None, due_ms) if due_ms > now_ms else None
+    delay_ms = DELAYS_MS[given.delay_level - 1] if given.delay_level is not UNSET else given.delay_ms or 0
+    check_delay_limit(delay_ms, topic, f"/{named[0]}")
+    return _Delay(delay_ms, None) if delay_ms else None
+
+
+def check_delay_limit(delay_ms: int, topic: Topic, pointer: str) -> None:
+    """One limit, the topic's, and the refusal says it. Raises Refusal."""
+    limit_ms = min(topic.settings.max_delay_ms, _LONGEST_DELAY_MS)
+    if delay_ms > limit_ms:
+        detail = f"topic {topic.name} allows a delay of at most {limit_ms} ms"
+        errors = [FieldError(pointer, "out_of_range", detail)]
+        raise Refusal("validation_failed", detail, errors=errors, context={"max_delay_ms": str(limit_ms)})
 
 
 def _check_type(topic: Topic, kind: MessageType) -> None:

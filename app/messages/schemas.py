@@ -45,21 +45,33 @@ class MessageInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=
         ]
         | UnsetType
     ) = UNSET
-    delay_ms: Annotated[int, Meta(ge=0, le=MAX_DELAY_MS)] | UnsetType = UNSET
+    delay_ms: (
+        Annotated[int, Meta(ge=0, le=MAX_DELAY_MS, description="Deliver so much later; at most the topic's max_delay_ms.")]
+        | UnsetType
+    ) = UNSET
     deliver_at: Timestamp | UnsetType = UNSET
-    delay_level: Annotated[int, Meta(ge=1, le=18)] | UnsetType = UNSET
+    delay_level: (
+        Annotated[
+            int, Meta(ge=1, le=18, description="RocketMQ's names for delays: 1 s, 5 s, 10 s, 30 s, 1 to 10 min, ... 2 h.")
+        ]
+        | UnsetType
+    ) = UNSET
     require_durability: (
         Annotated[Literal["synced", "buffered"], Meta(description="The least that will do before the answer.")] | UnsetType
     ) = UNSET
 
 
 class Receipt(msgspec.Struct, kw_only=True, gc=False):
-    """Where a message was stored, and how sure that is."""
+    """Where a message was stored, and how sure that is. A delayed one has no place in the topic yet, but a schedule."""
 
     message_id: str
     topic: str
-    queue_id: int
-    queue_offset: Offset
+    queue_id: int | UnsetType = UNSET
+    queue_offset: Offset | UnsetType = UNSET
+    schedule_id: Annotated[str, Meta(description="Of a delayed message: what it is moved and cancelled by.")] | UnsetType = (
+        UNSET
+    )
+    deliver_at: Timestamp | UnsetType = UNSET
     log_offset: Offset | UnsetType = UNSET
     stored_at: Timestamp
     durability: Annotated[str, Meta(description="synced: survives a power loss; buffered: survives a killed process.")]

@@ -16,7 +16,9 @@ from app.problems import Problem, Refusal, as_refusal, document, invalid_field
 from app.registry.topics import Topic
 from app.sent_keys import KeyedRequest, Sent
 from app.services import Services
+from scheduler import scheduled_message
 from storage.errors import MessagingError
+from storage.formats.properties import REAL_TOPIC, SCHEDULE_ID
 from storage.message import Appended, Durability, Message
 
 _message_decoder = msgspec.json.Decoder(MessageInput)
@@ -67,9 +69,16 @@ async def send_batch(services: Services, call: Call, topic_name: str) -> Reply:
         try:
             if isinstance(given, Refusal):
                 raise given
-            messages[index] = build(
-                given, topic, message_id=message_id, now_ms=now_ms, depth=_BATCH_DEPTH, traceparent=traceparent
+            built = build(
+                given,
+                topic,
+                message_id=message_id,
+                now_ms=now_ms,
+                new_schedule_id=services.new_schedule_id,
+                depth=_BATCH_DEPTH,
+                traceparent=traceparent,
             )
+            messages[index] = scheduled_message.put_off(built, now_ms)
         except (Refusal, MessagingError) as error:
             refusals[index] = _refused_entry(error, index)
     if is_atomic and refusals:
@@ -79,9 +88,7 @@ async def send_batch(services: Services, call: Call, topic_name: str) -> Reply:
     places = await _append(
         services, request, topic, messages, durability, status=207 if refused else 201, refused=refused
     )  # fmt: skip
-    receipts = {
-        index: _receipt(message.message_id, place) for (index, message), place in zip(messages.items(), places, strict=True)
-    }
+    receipts = {index: _receipt(message, place) for (index, message), place in zip(messages.items(), places, strict=True)}
     status = _status(services, places[0], durability) if places else 201
     return _batch_reply(services, entries, receipts, refused, status=status, replayed=False)
 
@@ -121,6 +128,10 @@ async def _append(
 ) -> list[Appended]:
     """`messages`: by entry of the request."""
 
+    delayed = sum([SCHEDULE_ID in message.system for message in messages.values()])
+    if delayed:
+        services.schedules.check_room(delayed)
+
     async def append(all_: Sequence[Message]) -> list[Appended]:
         return await services.store.append(all_, durability=durability)
 
@@ -137,20 +148,23 @@ async def _send_one(services: Services, call: Call, topic: Topic, given: Message
     request = _keyed(call, "sendMessageRaw" if is_raw else "sendMessage", topic, is_raw=is_raw)
     before = await _sent_before(services, request, topic)
     if before is not None:
-        (place,) = await services.sent_keys.find(before)
-        receipt = _receipt(before.messages[0].message_id, place, deduplicated=True)
+        ((stored, place),) = await services.sent_keys.find(before)
+        receipt = _receipt(stored, place, deduplicated=True)
         return reply(before.status, receipt, _send_headers(services, replayed=True) | _location(receipt))
-    message = build(
+    now_ms = services.clock.wall_ms()
+    built = build(
         given,
         topic,
         message_id=services.identifiers.new("msg"),
-        now_ms=services.clock.wall_ms(),
+        now_ms=now_ms,
+        new_schedule_id=services.new_schedule_id,
         raw_body=raw_body,
         traceparent=call.traceparent,
     )
+    message = scheduled_message.put_off(built, now_ms)
     durability = _DURABILITY[given.require_durability]
     (place,) = await _append(services, request, topic, {0: message}, durability)
-    receipt = _receipt(message.message_id, place)
+    receipt = _receipt(message, place)
     headers = _send_headers(services, replayed=False) | _location(receipt)
     return reply(_status(services, place, durability), receipt, headers)
 
@@ -169,17 +183,23 @@ def _status(services: Services, place: Appended, durability: Durability | None) 
     return 202 if is_late else 201
 
 
-def _receipt(message_id: str, place: Appended, *, deduplicated: bool = False) -> Receipt:
-    return Receipt(
-        message_id=message_id,
+def _receipt(message: Message, place: Appended, *, deduplicated: bool = False) -> Receipt:
+    receipt = Receipt(
+        message_id=message.message_id,
         topic=place.queue.topic,
-        queue_id=place.queue.number,
-        queue_offset=place.queue_offset,
         log_offset=UNSET if place.log_offset is None else place.log_offset,
         stored_at=codec.rfc3339(place.stored_at_ms),
         durability="synced" if place.durable else "buffered",
         deduplicated=deduplicated,
     )
+    if scheduled_message.is_delayed(message):
+        receipt.topic = message.system[REAL_TOPIC]
+        receipt.schedule_id = message.system[SCHEDULE_ID]
+        receipt.deliver_at = codec.rfc3339(scheduled_message.due_ms_at(message, place.stored_at_ms))
+    else:
+        receipt.queue_id = place.queue.number
+        receipt.queue_offset = place.queue_offset
+    return receipt
 
 
 # ----------------------------------------------------------------------------------------------------------------- batch
@@ -247,10 +267,10 @@ def _strongest(given: Iterable[MessageInput]) -> Durability | None:
 
 
 async def _batch_again(services: Services, entries: _Entries, before: Sent) -> Reply:
-    places = await services.sent_keys.find(before)
+    found = await services.sent_keys.find(before)
     receipts = {
-        sent.entry: _receipt(sent.message_id, place, deduplicated=True)
-        for sent, place in zip(before.messages, places, strict=True)
+        sent.entry: _receipt(message, place, deduplicated=True)
+        for sent, (message, place) in zip(before.messages, found, strict=True)
     }
     return _batch_reply(services, entries, receipts, before.refused, status=201, replayed=True)
 

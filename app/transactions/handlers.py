@@ -161,6 +161,7 @@ async def _build(
             topic,
             message_id=message_id,
             now_ms=now_ms,
+            new_schedule_id=services.new_schedule_id,
             depth=_MESSAGE_DEPTH,
             transactional=True,
             traceparent=call.traceparent,
@@ -242,7 +243,11 @@ def _summary(transaction: pending.Transaction, now_ms: int) -> TransactionSummar
 
 def _message_view(transaction: pending.Transaction, message: pending.TxnMessage) -> TransactionMessage:
     view = TransactionMessage(message_id=message.message_id, topic=message.queue.topic)
-    if transaction.state is TxnState.COMMITTED and message.final_offset is not None:
+    if transaction.state is not TxnState.COMMITTED:
+        return view
+    if message.schedule_id is not None:
+        view.schedule_id = message.schedule_id
+    elif message.final_offset is not None:
         view.queue_id = message.queue.number
         view.queue_offset = message.final_offset
     return view

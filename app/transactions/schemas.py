@@ -45,10 +45,11 @@ class BeginInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TransactionMessage(msgspec.Struct, kw_only=True, gc=False):
-    """A message of a transaction; where it is, once committed."""
+    """A message of a transaction; where it is, once committed. A delayed one has a schedule then."""
 
     message_id: str
     topic: str
+    schedule_id: str | UnsetType = UNSET
     queue_id: int | UnsetType = UNSET
     queue_offset: Offset | UnsetType = UNSET
 

@@ -295,12 +295,12 @@ def begins() -> Iterator[Case]:
     yield begin("1,001 answers", "/check/max_answers", check={"max_answers": 1_001})
     yield begin("exhausted with commit", "/check/on_exhausted", check={"on_exhausted": "commit"})
     yield begin("check that is a list", "/check", check=[])
-    yield begin(
-        "delayed message",
-        status=501,
-        code="not_supported_by_engine",
-        messages=[{"topic": "{topic}", "message": {**MESSAGE, "delay_ms": 3_600_000}}],
-    )
+    for name, fields, code, pointer in (
+        ("delay beyond the limit", {"delay_ms": 1 << 53}, "validation_failed", "/messages/0/message/delay_ms"),
+        ("delayed message in an order", {"delay_ms": 5, "ordering_key": "k"}, "unsupported_combination", "/messages/0/message"),
+    ):
+        messages = [{"topic": "{topic}", "message": MESSAGE | fields}]
+        yield begin(name, pointer, code=code, messages=messages)
     for verb, body, pointer in (
         ("commit", {"reason": "x"}, "/reason"),
         ("rollback", {"reason": 1}, "/reason"),
@@ -312,6 +312,24 @@ def begins() -> Iterator[Case]:
         ("resume", {"decision": "commit"}, "/decision"),
     ):
         yield Case(f"{verb} {body}"[:60], "POST", f"/v1/transactions/{{open}}/{verb}", body, pointer=pointer)
+
+
+def schedules() -> Iterator[Case]:
+    for name, body, pointer in (
+        ("nothing", {}, "/deliver_at"),
+        ("no time", {"deliver_at": "soon"}, "/deliver_at"),
+        ("a time without an offset", {"deliver_at": "2030-01-01T00:00:00"}, "/deliver_at"),
+        ("null", {"deliver_at": None}, "/deliver_at"),
+        ("a delay", {"deliver_at": "2030-01-01T00:00:00Z", "delay_ms": 5}, "/delay_ms"),
+    ):
+        yield Case(f"move to {name}", "PATCH", "/v1/schedules/sch_nobody", body, pointer=pointer)
+    for method in ("GET", "DELETE"):
+        yield Case(
+            f"{method} no schedule", method, "/v1/schedules/" + "x" * 500, status=404, code="schedule_not_found"
+        )  # fmt: skip
+    yield Case(
+        "page token of another list", "GET", "/v1/schedules?page_token=dG9waWNzOng", status=400, code="invalid_page_token"
+    )
 
 
 def topics() -> Iterator[Case]:
@@ -492,7 +510,7 @@ def routes() -> Iterator[Case]:
         "/v2/topics",
         "/v1/topics/{topic}/",
         "/V1/topics",
-        "/v1/schedules",
+        "/v1/schedules/",
         "/v1/transactions/{open}/history",
         "/v1/groups/billing/receive",
         "/v1/%74opics/",
@@ -554,7 +572,7 @@ def nonsense() -> Iterator[Case]:
 
 CASES = [
     *named(), *nulls(), *unknown(), *texts(), *properties(), *messages(), *batches(), *begins(), *topics(), *raws(), *queries(),
-    *checks(), *offsets(), *types(), *routes(), *nonsense(),
+    *schedules(), *checks(), *offsets(), *types(), *routes(), *nonsense(),
 ]  # fmt: skip
 
 

@@ -160,6 +160,7 @@ def test_every_operation_succeeds_and_its_answer_is_parsed(generated):
     send_and_pull(generated)
     look_up(generated)
     commit_offsets(generated)
+    move_and_cancel(generated)
     decide_transactions(generated)
     answer_checks(generated)
 
@@ -168,16 +169,16 @@ def test_every_operation_succeeds_and_its_answer_is_parsed(generated):
 
 def test_what_is_refused_is_parsed_as_a_problem(generated):
     topic = make_topic(generated)
-    later = {"message": {"json": 1, "delay_ms": 60_000}}
+    too_late = {"message": {"json": 1, "delay_ms": 1 << 52}}
 
     refused = [
         generated.call("getTopic", "nobody-made-it", status=404),
         generated.call("createTopic", body=generated.body("createTopic", topic="%RETRY%x"), status=422),
         generated.call("createTopic", body=generated.body("createTopic", topic=topic, queues=7), status=409),
         generated.call("commitTransaction", "nobody-began-it", status=404),
+        generated.call("getSchedule", "nobody-made-it", status=404),
+        generated.call("sendMessage", topic, body=generated.model("MessageInput", **too_late["message"]), status=422),
         # What this release does not offer.
-        generated.call("sendMessage", topic, body=generated.model("MessageInput", **later["message"]), status=501),
-        generated.call("sendMessageBatch", topic, body=generated.model("BatchInput", entries=[later]), status=501),
         generated.call("putProducerGroup", "g", body=generated.model("ProducerGroupInput", check_mode="webhook"), status=501),
     ]
 
@@ -186,7 +187,9 @@ def test_what_is_refused_is_parsed_as_a_problem(generated):
         "reserved_topic",
         "topic_exists",
         "transaction_not_found",
-        *["not_supported_by_engine"] * 3,
+        "schedule_not_found",
+        "validation_failed",
+        "not_supported_by_engine",
     ]
     assert [problem.retryable for problem in refused] == [False] * 7
 
@@ -275,6 +278,22 @@ def commit_offsets(generated: Generated) -> None:
 
     assert [(one.topic, one.offset, one.max_offset) for one in committed.items] == [(topic, 1, 1)]
     assert generated.call("getOffsets", "warehouse", topic=topic, status=200) == committed
+
+
+def move_and_cancel(generated: Generated) -> None:
+    topic = make_topic(generated)
+    body = generated.body("sendMessage", delay_ms=3_600_000)
+    receipt = generated.call("sendMessage", topic, body=body, status=201)
+
+    (listed,) = generated.call("listSchedules", topic=topic, state="scheduled", page_size=10, status=200).items
+    assert (listed.schedule_id, listed.deliver_at) == (receipt.schedule_id, receipt.deliver_at)
+    assert generated.call("getSchedule", receipt.schedule_id, status=200) == listed
+    later = (receipt.deliver_at + datetime.timedelta(hours=1)).isoformat()
+    moving = generated.model("RescheduleInput", deliver_at=later)
+    moved = generated.call("rescheduleMessage", receipt.schedule_id, body=moving, if_match='"1"', status=200)
+    cancelled = generated.call("cancelSchedule", receipt.schedule_id, status=200)
+    assert (moved.revision, moved.state, cancelled.state) == (2, "scheduled", "cancelled")
+    assert generated.call("rescheduleMessage", receipt.schedule_id, body=moving, status=409).code == "already_cancelled"
 
 
 def decide_transactions(generated: Generated) -> None:

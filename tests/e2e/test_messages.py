@@ -265,7 +265,7 @@ def test_wrong_messages_are_told_from_right_ones_where_the_batch_is_not_atomic(a
         {"id": "a", "message": {"json": {"n": 1}}},
         {"id": "b", "message": {"payload": "x", "delay_ms": -5}},
         {"id": "c", "message": {"payload": "x", "queue_id": 7}},
-        {"id": "d", "message": {"payload": "x", "delay_ms": 1_000}},
+        {"id": "d", "message": {"payload": "x", "delay_ms": 1_000, "ordering_key": "k"}},
         {"id": "e", "message": {"payload": "x", "nonsense": 1}},
         {"id": "f", "message": {"payload": "x"}},
     ]
@@ -274,9 +274,9 @@ def test_wrong_messages_are_told_from_right_ones_where_the_batch_is_not_atomic(a
 
     assert (answer["accepted"], answer["rejected"]) == (2, 4)
     assert [result["id"] for result in answer["results"]] == list("abcdef")
-    assert [result["status"] for result in answer["results"]] == [201, 422, 404, 501, 422, 201]
+    assert [result["status"] for result in answer["results"]] == [201, 422, 404, 422, 422, 201]
     codes = [result["problem"]["code"] for result in answer["results"] if "problem" in result]
-    assert codes == ["validation_failed", "queue_not_found", "not_supported_by_engine", "validation_failed"]
+    assert codes == ["validation_failed", "queue_not_found", "unsupported_combination", "validation_failed"]
     assert answer["results"][1]["problem"]["errors"][0]["pointer"] == "/entries/1/message/delay_ms"
     assert answer["results"][2]["problem"]["errors"][0]["pointer"] == "/entries/2/message"
     assert answer["results"][4]["problem"]["errors"][0]["pointer"] == "/entries/4/message/nonsense"
@@ -321,14 +321,6 @@ def test_a_delay_of_nothing_delivers_at_once(api, topic, delay):
     send(api, topic, payload="x", **delay)
 
     assert len(pull(api, topic)["messages"]) == 1
-
-
-@pytest.mark.parametrize("delay", [{"delay_ms": 1}, {"delay_level": 1}, {"deliver_at": "2999-01-01T00:00:00.000Z"}])
-def test_later_delivery_is_not_offered_yet_and_says_so(api, topic, delay):
-    answer = api.post(f"/v1/topics/{topic}/messages", json={"payload": "x", **delay})
-
-    assert_problem(answer, 501, "not_supported_by_engine")
-    assert pull(api, topic)["messages"] == []
 
 
 @pytest.mark.parametrize(

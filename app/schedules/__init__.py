@@ -1,0 +1,1 @@
+"""Schedules: look at delayed messages, move them, cancel them."""
