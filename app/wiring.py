@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from enum import Enum
 
 import structlog
@@ -21,7 +21,7 @@ from scheduler.schedule_service import ScheduleService
 from scheduler.scheduled_message import put_off
 from scheduler.ticker import Ticker
 from storage.clock import Clock, SystemClock
-from storage.errors import DirectoryInUse, StorageError, StorageFull, StoreClosed, StoreRecovering
+from storage.errors import DirectoryInUse, StorageError, StorageFull, StoreClosed, StoreRecovering, UnavailableError
 from storage.files.vfs import OsVfs
 from storage.identifiers import Identifiers, SystemRandom
 from storage.local.local_store import LocalMessageStore
@@ -189,7 +189,9 @@ class Wiring:
             await self._keep_tables(transactions, sent_keys)
 
         async def deliver() -> None:
-            await schedules.run_once(clock.wall_ms())
+            # Where the store takes nothing for now, what is due waits in the log: late, and no failure of this loop.
+            with suppress(UnavailableError, StorageFull):
+                await schedules.run_once(clock.wall_ms())
 
         self._tickers = [
             Ticker("schedules", deliver, interval_ms=settings.schedule.sweep_interval_ms),
@@ -239,4 +241,6 @@ class Wiring:
         schedules = self._services.schedules
         yield "escrowmq_schedules_scheduled", "Delayed messages that wait", schedules.table.scheduled_count
         yield "escrowmq_schedules_set_aside", "Delayed messages that could not be delivered", schedules.table.set_aside_count
+        late_ms = self._clock.wall_ms() - (schedules.next_due_ms() or self._clock.wall_ms())
+        yield "escrowmq_schedules_overdue_seconds", "How late the one is that was due first", max(0, late_ms) / 1000
         yield "escrowmq_schedules_backlog", "Long overdue ones, delivered at a bounded rate", schedules.backlog_count

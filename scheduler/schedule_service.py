@@ -115,6 +115,12 @@ class ScheduleService:
     def backlog_count(self) -> int:
         return len(self._backlog)
 
+    def next_due_ms(self) -> int | None:
+        """When the next one is to be delivered, which is past where one is late."""
+        while self._backlog and not self.table.is_waiting(self._backlog[0]):
+            self._backlog.popleft()
+        return self._backlog[0].due_ms if self._backlog else self.table.next_due_ms()
+
     def check_room(self, count: int) -> None:
         """Raises Backpressure where so many more messages would be too many for memory."""
         limit = self._options.max_scheduled

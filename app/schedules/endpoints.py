@@ -20,7 +20,7 @@ ScheduleId = Annotated[str, Path(description="The schedule's id.")]
         tag="schedules",
         query=ListSchedulesQuery,
         answers={200: SchedulePage},
-        problems=["invalid_page_token"],
+        problems=["invalid_page_token", "reserved_topic"],
     ),
 )
 async def list_schedules(request: Request) -> Response:

@@ -7,9 +7,11 @@ from app import codec, pages
 from app.exchange import Call, Reply, reply
 from app.messages.build import check_delay_limit
 from app.problems import invalid_field
+from app.registry.topics import check_name
 from app.schedules.schemas import ListSchedulesQuery, RescheduleInput, Schedule, SchedulePage
 from app.services import Services
 from scheduler.due_table import ScheduledItem, ScheduleState
+from storage.formats import names
 
 _reschedule_decoder = msgspec.json.Decoder(RescheduleInput)
 
@@ -18,12 +20,16 @@ async def list_(services: Services, call: Call) -> Reply:
     query = call.parameters(ListSchedulesQuery)
     states = _states(query.state)
     topic = query.topic
+    if topic is not UNSET:
+        check_name(topic, pointer="/query/topic")
     due_before_ms = None if query.due_before is UNSET else codec.parse_time(query.due_before, "/query/due_before")
     after = "" if query.page_token is UNSET else pages.decode_token("schedules", query.page_token)
 
     def is_wanted(item: ScheduledItem) -> bool:
         return (
             item.state in states
+            # Retries wait in the same place and are the service's own; one that is set aside is an operator's matter.
+            and (item.state is ScheduleState.SET_ASIDE or not names.is_reserved_name(item.topic))
             and (topic is UNSET or item.topic == topic)
             and (due_before_ms is None or item.due_ms < due_before_ms)
         )

@@ -213,6 +213,11 @@ def test_a_list_with_a_wrong_question_is_refused(api, query, pointer):
     assert_problem(api.get("/v1/schedules", params=query), 422, "validation_failed", pointer)
 
 
+@pytest.mark.parametrize("name", ["SCHEDULE_TOPIC_XXXX", "%RETRY%billing", "rmq_sys_wheel_timer"])
+def test_a_reserved_topic_has_no_list_of_its_own(api, name):
+    assert_problem(api.get("/v1/schedules", params={"topic": name}), 422, "reserved_topic")
+
+
 def test_a_moved_message_comes_at_its_new_time(api, topic):
     receipt = send(api, topic, delay_ms=HOUR_MS)
     moment = from_now(milliseconds=300)

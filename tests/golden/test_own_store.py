@@ -333,7 +333,7 @@ async def assert_is(service: Service, name: str) -> None:
         assert known is not None
         assert [message.message_id for message in known.messages] == sent["message_ids"]
         places = {row["message_id"]: row["log_offset"] for call in expected["appends"] for row in call["messages"]}
-        assert [found.log_offset for found in await service.sent_keys.find(known)] == [
+        assert [place.log_offset for _, place in await service.sent_keys.find(known)] == [
             places[one] for one in sent["message_ids"]
         ]
 

@@ -9,7 +9,7 @@ from scheduler.due_table import ScheduleState
 from scheduler.options import ScheduleOptions
 from scheduler.schedule_service import ScheduleService
 from scheduler.scheduled_message import MARK_QUEUE
-from storage.errors import AlreadyCancelled, AlreadyDelivered, Backpressure, UnknownSchedule
+from storage.errors import AlreadyCancelled, AlreadyDelivered, Backpressure, StorageFull, UnknownSchedule
 from storage.files.simulated import SimulatedDisk
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.message import Durability, QueueId
@@ -174,6 +174,7 @@ def test_a_backlog_is_delivered_at_its_rate_and_what_is_due_now_at_once():
         assert found[0] == "new"
         assert 5 <= len(found) <= 12
         assert house.service.backlog_count == 100 - (len(found) - 1)
+        assert house.now_ms - house.service.next_due_ms() > 60_000
         for _ in range(12):
             found = await house.deliver(1_000)
         assert sorted(found) == sorted(["new", *[f"old{number}" for number in range(100)]])
@@ -232,6 +233,45 @@ def test_a_poisoned_message_is_set_aside_with_its_reason_and_the_others_are_deli
         assert house.service.table.set_aside_count == 1
 
     in_house(life, later)
+
+
+def test_a_store_that_takes_nothing_delays_what_is_due_and_loses_nothing_of_it():
+    class Refusing:
+        """The store, with appends that are refused while `is_full`."""
+
+        def __init__(self, store):
+            self._store = store
+            self.is_full = True
+
+        def __getattr__(self, name):
+            return getattr(self._store, name)
+
+        async def append(self, messages, *, durability=None):
+            if self.is_full:
+                raise StorageFull
+            return await self._store.append(messages, durability=durability)
+
+    async def life(house):
+        await house.put_off("a", "b", delay_ms=10)
+        store = Refusing(house.store)
+        service = ScheduleService(store, house.world.clock, ScheduleOptions(catch_up_per_second=100))
+        await service.start()
+        for _ in range(80):  # until both belong to the backlog
+            await asyncio.sleep(0.1)
+            try:
+                await service.run_once(house.now_ms)
+            except StorageFull:
+                continue
+        assert await house.bodies() == []
+
+        store.is_full = False
+        for _ in range(3):
+            await asyncio.sleep(0.1)
+            await service.run_once(house.now_ms)
+
+        assert await house.bodies() == ["a", "b"]
+
+    in_house(life)
 
 
 def test_no_more_messages_are_scheduled_than_memory_is_to_hold():

@@ -52,7 +52,7 @@ async def test_a_key_that_memory_has_forgotten_is_found_in_the_log():
 
     assert again == first
     assert await house.count() == 6
-    (place,) = await keys.find(again[0])
+    ((_, place),) = await keys.find(again[0])
     assert (place.queue, place.queue_offset) == (QueueId("orders", 0), 0)
 
 
