@@ -253,27 +253,30 @@ class ScheduleService:
 
     async def _read(self, items: Sequence[ScheduledItem]) -> list[tuple[ScheduledItem, Message]]:
         """What is to be delivered for these items; what cannot be read or understood is set aside."""
+        reads = [self._read_run(run) for run in _runs(items)]
+        # Together, so that one wait for the engine serves them all.
+        found = [pair for pairs in await asyncio.gather(*reads) for pair in pairs]
+        return sorted(found, key=lambda pair: pair[0])
+
+    async def _read_run(self, items: Sequence[ScheduledItem]) -> list[tuple[ScheduledItem, Message]]:
+        """Of neighbours in one queue."""
         found: list[tuple[ScheduledItem, Message]] = []
-        by_place = sorted(items, key=lambda item: (item.queue, item.queue_offset))
         at = 0
-        while at < len(by_place):
-            first = by_place[at]
-            run = 1  # of neighbours, which are read together
-            while at + run < len(by_place) and _follows(by_place[at + run - 1], by_place[at + run]):
-                run += 1
+        while at < len(items):
+            first, count = items[at], len(items) - at
             try:
-                stored = await self._store.read(first.queue, first.queue_offset, max_messages=run, max_bytes=_READ_BYTES)
+                stored = await self._store.read(first.queue, first.queue_offset, max_messages=count, max_bytes=_READ_BYTES)
             except (RejectedError, CorruptRecord) as error:
                 await self._set_aside(first, error)
                 at += 1
                 continue
-            for item, message in zip(by_place[at:], stored, strict=False):
+            for item, message in zip(items[at:], stored, strict=False):
                 try:
                     found.append((item, scheduled_message.unwrap(message)))
                 except RejectedError as error:
                     await self._set_aside(item, error)
             at += max(1, len(stored))
-        return sorted(found, key=lambda pair: pair[0])
+        return found
 
     async def _set_aside(self, item: ScheduledItem, error: RejectedError | CorruptRecord) -> None:
         reason = f"{type(error).__name__}: {error.detail}"
@@ -432,5 +435,13 @@ class ScheduleService:
         return await asyncio.shield(task)
 
 
-def _follows(one: ScheduledItem, other: ScheduledItem) -> bool:
-    return one.queue == other.queue and one.queue_offset + 1 == other.queue_offset
+def _runs(items: Sequence[ScheduledItem]) -> list[list[ScheduledItem]]:
+    """The items, neighbours in one queue together."""
+    runs: list[list[ScheduledItem]] = []
+    for item in sorted(items, key=lambda item: (item.queue, item.queue_offset)):
+        last = runs[-1][-1] if runs else None
+        if last is not None and last.queue == item.queue and last.queue_offset + 1 == item.queue_offset:
+            runs[-1].append(item)
+        else:
+            runs.append([item])
+    return runs
