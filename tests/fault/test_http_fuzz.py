@@ -48,6 +48,7 @@ EXISTING = {
     "producer_group": ["shop"],
 }
 OPEN_TRANSACTIONS = 4  # begun for each operation anew: each decides some
+OPEN_SCHEDULES = 2
 LONGEST_WAIT_MS = 20
 CONFIG = {
     "checks": {
@@ -112,7 +113,12 @@ def document(server) -> schemathesis.BaseSchema:
 @pytest.mark.parametrize("operation_id", OPERATIONS)
 def test_every_operation_answers_as_its_document_says_whatever_is_sent(server, document, operation_id):
     statuses: Counter[int] = Counter()
-    existing = {**EXISTING, "transaction_id": begin_some(server, operation_id), "message_id": [send_one(server)]}
+    existing = {
+        **EXISTING,
+        "transaction_id": begin_some(server, operation_id),
+        "message_id": [send_one(server)["message_id"]],
+        "schedule_id": [send_one(server, delay_ms=3_600_000)["schedule_id"] for _ in range(OPEN_SCHEDULES)],
+    }
 
     @seed(0)
     @settings(max_examples=CASES, database=None, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
@@ -134,11 +140,11 @@ def test_every_operation_answers_as_its_document_says_whatever_is_sent(server, d
         ok(api.get("/readyz"))
 
 
-def send_one(server: Server) -> str:
-    """A message; its id."""
+def send_one(server: Server, **fields: Any) -> dict[str, Any]:
+    """A message; its receipt."""
     with server.client() as api:
-        message_id: str = ok(api.post("/v1/topics/orders/messages", json={"payload": "x"}), 201)["message_id"]
-        return message_id
+        receipt: dict[str, Any] = ok(api.post("/v1/topics/orders/messages", json={"payload": "x", **fields}), 201)
+        return receipt
 
 
 def begin_some(server: Server, operation_id: str) -> list[str]:
