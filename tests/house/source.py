@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LOWER_FLOORS = ("storage", "txn", "scheduler")
-PRODUCT = (*LOWER_FLOORS, "app", "cli")
+PRODUCT = (*LOWER_FLOORS, "app", "cli", "client")
 ROOMS = (*PRODUCT, "examples", "benchmarks", "tests")
 
 
