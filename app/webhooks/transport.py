@@ -1,0 +1,166 @@
+"""One request to a host that somebody else named, so that it reaches nothing but what it may reach.
+
+The name is resolved here, every address of it is checked, and the connection goes to an address that was checked: nobody can
+answer one thing to the check and another to the connection. That is done again at each try, so connections are not kept. TLS
+and the Host header still speak of the name. No redirect is followed, no proxy of the environment is asked, no encoding is
+offered or undone, and at most so many bytes of the answer are read. The second line is the operator's: an egress proxy, or a
+subnet of its own.
+"""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+import httpcore
+import httpx
+
+from app.webhooks.addresses import is_public, parse_address
+from app.webhooks.urls import Target, normal_host
+
+MAX_ANSWER_BYTES = 64 << 10
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+SocketOptions = Iterable[httpcore.SOCKET_OPTION]
+
+
+class AddressRefused(Exception):
+    """The name leads to a place where no check may go."""
+
+
+class AnswerTooLong(Exception):
+    """More than `MAX_ANSWER_BYTES`."""
+
+
+class Answer(NamedTuple):
+    """What came back, as it came."""
+
+    status: int
+    headers: Mapping[str, str]  # names in lower case
+    body: bytes
+
+
+class CheckedBackend(httpcore.AsyncNetworkBackend):
+    """Connects to checked addresses only."""
+
+    def __init__(self, resolve: Resolve, connector: httpcore.AsyncNetworkBackend, allowed_hosts: Collection[str]) -> None:
+        """`allowed_hosts`: those whose addresses the operator vouches for."""
+        self._resolve = resolve
+        self._connector = connector
+        self._allowed_hosts = allowed_hosts
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109  the interface of httpcore
+        local_address: str | None = None,
+        socket_options: SocketOptions | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        is_allowed = normal_host(host) in self._allowed_hosts
+        addresses = await find_addresses(self._resolve, host, port, is_allowed=is_allowed)
+        failure: Exception = httpcore.ConnectError(f"{host} has no address")
+        for address in addresses:
+            try:
+                return await self._connector.connect_tcp(address, port, timeout, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                failure = error
+        raise failure
+
+    async def connect_unix_socket(
+        self,
+        path: str,
+        timeout: float | None = None,  # noqa: ASYNC109  the interface of httpcore
+        socket_options: SocketOptions | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        raise AddressRefused("a socket of this machine")
+
+
+async def find_addresses(resolve: Resolve, host: str, port: int, *, is_allowed: bool) -> list[str]:
+    """The addresses of the host. Raises AddressRefused where only one of them is not public, OSError where there is none."""
+    literal = parse_address(host)
+    found = [host] if literal is not None else await resolve(host, port)
+    if not is_allowed:
+        for text in found:
+            address = parse_address(text)
+            if address is None or not is_public(address):
+                raise AddressRefused(f"{host} leads to an address that is not public")
+    return found
+
+
+class Courier:
+    """Sends requests. Apart from every other client of the process."""
+
+    def __init__(
+        self,
+        allowed_hosts: Collection[str],
+        *,
+        resolve: Resolve | None = None,
+        connector: httpcore.AsyncNetworkBackend | None = None,
+    ) -> None:
+        self._resolve = resolve or resolve_by_system
+        backend = CheckedBackend(self._resolve, connector or httpcore.AnyIOBackend(), allowed_hosts)
+        tls = httpx.create_ssl_context(trust_env=False)
+        # The transport and no client: nothing follows redirects, keeps cookies or reads the environment.
+        self._transport = httpx.AsyncHTTPTransport(verify=tls, trust_env=False)
+        # httpx has no public place for a network backend; a test sees that connections come through ours.
+        self._transport._pool = httpcore.AsyncConnectionPool(
+            ssl_context=tls, network_backend=backend, max_connections=None, max_keepalive_connections=0
+        )
+
+    async def check(self, target: Target, *, timeout_ms: int) -> None:
+        """Raises AddressRefused where the name now leads to a place where no check may go; one without an address is taken."""
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(timeout_ms / 1000):
+                await find_addresses(self._resolve, target.host, target.port, is_allowed=target.is_allowed)
+
+    async def post(self, target: Target, headers: Mapping[str, str], body: bytes, *, timeout_ms: int) -> Answer:
+        """All of it within `timeout_ms`. Raises AddressRefused, AnswerTooLong, TimeoutError, OSError, httpx.HTTPError."""
+        sent = {"Accept": "application/json", "Accept-Encoding": "identity", "Connection": "close", **headers}
+        async with asyncio.timeout(timeout_ms / 1000):
+            request = httpx.Request("POST", target.url, headers=sent, content=body)
+            response = await self._transport.handle_async_request(request)
+            try:
+                received = bytearray()
+                async for piece in response.aiter_raw():
+                    received += piece
+                    if len(received) > MAX_ANSWER_BYTES:
+                        raise AnswerTooLong
+            finally:
+                await response.aclose()
+        return Answer(response.status_code, {name.lower(): value for name, value in response.headers.items()}, bytes(received))
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()
+
+
+async def resolve_by_system(host: str, port: int) -> list[str]:
+    """The addresses of a name. On a thread that nobody waits for: a name server that is silent must not hold up the end."""
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[list[str]] = loop.create_future()
+
+    def give(addresses: list[str], error: OSError | None) -> None:
+        if found.done():
+            return
+        if error is not None:
+            found.set_exception(error)
+        else:
+            found.set_result(addresses)
+
+    def look_up() -> None:
+        addresses: list[str] = []
+        failure: OSError | None = None
+        try:
+            answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = list(dict.fromkeys(str(answer[4][0]) for answer in answers))
+        except OSError as error:
+            failure = error
+        except UnicodeError:
+            failure = socket.gaierror(socket.EAI_NONAME, "no host name")
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(give, addresses, failure)
+
+    threading.Thread(target=look_up, name="resolve", daemon=True).start()
+    return await found

@@ -1,0 +1,96 @@
+"""What a check_url may look like. Pure: nothing is looked up here.
+
+The host is read once, and what was read is where the check goes: no second parser sees the text.
+"""
+
+import re
+from collections.abc import Collection
+from typing import NamedTuple
+
+import httpx
+
+from app.webhooks.addresses import is_public, parse_address
+
+_HOST = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
+_AUTHORITY = re.compile(r"^[^:]*://([^/?#]*).*$", re.DOTALL)
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")  # as the last label, some resolvers read the whole as an IPv4 address
+_LOCAL = ("localhost", "localdomain")
+_MAX_HOST = 253
+_PORTS = {"https": 443, "http": 80}
+
+
+class UrlRefused(Exception):
+    """A check may not be sent there; the text says why, in words for whoever configured it."""
+
+
+class Target(NamedTuple):
+    """Where checks go."""
+
+    url: httpx.URL
+    host: str  # in lower case, IDNA where it was not ASCII; an address without brackets
+    port: int
+    is_allowed: bool  # listed by the operator: it may be loopback, private, plain http or on any port
+
+
+def parse_url(text: str, allowed_hosts: Collection[str]) -> Target:
+    """`allowed_hosts`: as `normal_host` writes them. Raises UrlRefused."""
+    # Spaces, controls and backslashes are read differently by different parsers; so is whatever is not ASCII, outside a host.
+    if any(character <= " " or character in '\\<>"^`{|}\x7f' for character in text):
+        raise UrlRefused("it holds characters that no URL has")
+    try:
+        url = httpx.URL(text)
+    except (httpx.InvalidURL, ValueError, UnicodeError):
+        raise UrlRefused("it is no URL") from None
+    if url.scheme not in _PORTS:
+        raise UrlRefused("its scheme must be https")
+    if "@" in _AUTHORITY.sub(r"\1", text):
+        raise UrlRefused("it must not hold a user name or password")
+    if "#" in text:
+        raise UrlRefused("it must not hold a fragment")
+    host = _read_host(url)
+    port = _PORTS[url.scheme] if url.port is None else url.port
+    if not 1 <= port <= 65_535:
+        raise UrlRefused("its port is none")
+    is_allowed = host in allowed_hosts
+    if not is_allowed:
+        _check_public(url.scheme, host, port)
+    return Target(url, host, port, is_allowed)
+
+
+def normal_host(text: str) -> str:
+    """A host as it is compared: the form that `Target.host` has."""
+    bare = text.strip().removeprefix("[").removesuffix("]")
+    address = parse_address(bare)
+    if address is not None:
+        return str(address)
+    try:
+        return httpx.URL(f"https://{bare}").raw_host.decode("ascii").lower()
+    except (httpx.InvalidURL, ValueError, UnicodeError):
+        return bare.lower()
+
+
+def _read_host(url: httpx.URL) -> str:
+    try:
+        host = url.raw_host.decode("ascii").lower()
+    except UnicodeError:
+        raise UrlRefused("its host is no host name") from None
+    address = parse_address(host)
+    if address is not None and "%" not in host:
+        return str(address)
+    if not host or len(host) > _MAX_HOST or not _HOST.fullmatch(host):
+        raise UrlRefused("its host is no host name")
+    if _NUMBER.fullmatch(host.rpartition(".")[2]):
+        raise UrlRefused("its host is a number that may be read as an address")
+    return host
+
+
+def _check_public(scheme: str, host: str, port: int) -> None:
+    if scheme != "https":
+        raise UrlRefused("its scheme must be https")
+    if port != _PORTS["https"]:
+        raise UrlRefused("its port must be 443")
+    address = parse_address(host)
+    if address is not None and not is_public(address):
+        raise UrlRefused("its host is not a public address")
+    if host in _LOCAL or host.endswith(tuple(f".{name}" for name in _LOCAL)):
+        raise UrlRefused("its host is this machine")

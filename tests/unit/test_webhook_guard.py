@@ -1,0 +1,295 @@
+"""Where a check may go: URLs, addresses, names that lead elsewhere, what is read of an answer. On a network that is none."""
+
+import asyncio
+import socket
+from ipaddress import ip_address
+
+import httpcore
+import httpx
+import pytest
+
+from app.webhooks.addresses import is_public
+from app.webhooks.transport import MAX_ANSWER_BYTES, AddressRefused, AnswerTooLong, Courier, resolve_by_system
+from app.webhooks.urls import UrlRefused, normal_host, parse_url
+from tests.support.wire import Wire
+
+PUBLIC = "93.184.215.14"
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+
+
+class Names:
+    """A resolver: each lookup of any name gives the next of these lists, the last one again and again."""
+
+    def __init__(self, *lists: list[str]) -> None:
+        self.lists = list(lists)
+        self.asked: list[tuple[str, int]] = []
+
+    async def __call__(self, host: str, port: int) -> list[str]:
+        self.asked.append((host, port))
+        return self.lists.pop(0) if len(self.lists) > 1 else self.lists[0]
+
+
+async def post(url: str, wire: Wire, names: Names, *, allowed=(), headers=None, timeout_ms: int = 5_000):
+    courier = Courier(allowed, resolve=names, connector=wire)
+    try:
+        return await courier.post(parse_url(url, allowed), headers or {}, b"{}", timeout_ms=timeout_ms)
+    finally:
+        await courier.aclose()
+
+
+# --------------------------------------------------------------------------------------------------------------- addresses
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0.0.0.0", "0.1.2.3", "10.0.0.1", "100.64.0.1", "100.127.255.255", "127.0.0.1", "127.255.255.254", "169.254.169.254",
+        "168.63.129.16", "172.16.0.1", "172.31.255.255", "192.0.0.8", "192.0.2.1", "192.88.99.1", "192.168.1.1", "198.18.0.1",
+        "198.51.100.1", "203.0.113.1", "224.0.0.1", "239.255.255.255", "240.0.0.1", "255.255.255.255",
+        "::", "::1", "::127.0.0.1", "::8.8.8.8", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:169.254.169.254",
+        "64:ff9b::127.0.0.1", "64:ff9b::a00:1", "64:ff9b:1::1", "64:ff9b:1::8.8.8.8", "100::1", "2001::1",
+        "2001:0:4136:e378::1", "2001:2::1", "2001:10::1", "2001:20::1", "2001:db8::1", "2002:7f00:1::", "2002:808:808::1", "3fff::1", "5f00::1",
+        "fc00::1", "fd12:3456::1", "fe80::1", "fe80::1%eth0", "fec0::1", "ff02::1", "ff0e::1",
+    ],
+)  # fmt: skip
+def test_an_address_that_is_not_out_in_the_open_is_refused(text):
+    assert not is_public(ip_address(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1.1.1.1", "8.8.8.8", PUBLIC, "100.63.255.255", "100.128.0.1", "172.32.0.1", "192.0.1.1", "223.255.255.255",
+     "2606:4700::1111", "2a00:1450:4001::1", "::ffff:8.8.8.8", "64:ff9b::808:808"],
+)  # fmt: skip
+def test_a_public_address_is_taken(text):
+    assert is_public(ip_address(text))
+
+
+# -------------------------------------------------------------------------------------------------------------------- URLs
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://a.example/", "ftp://a.example/", "file:///etc/passwd", "//a.example/", "a.example", "", "https://", "https:///x",
+        "https://a.example:444/", "https://a.example:0/", "https://a.example:99999/", "https://a.example:x/",
+        "https://user@a.example/", "https://user:pass@a.example/", "https://@a.example/", "https://a.example@b.example/",
+        "https://a.example/#fragment", "https://a.example/#", "https://a.example/ x", "https://a.example\\@b.example/",
+        "https://a.example/\r\nX: y", "https://a.example/\t", "https://a.example/\x00",
+        "https://localhost/", "https://LOCALHOST/", "https://localhost./", "https://a.localhost/", "https://x.localdomain/",
+        "https://127.0.0.1/", "https://127.1/", "https://127.0.0.1./", "https://0x7f.1/", "https://2130706433/", "https://0/",
+        "https://0x7f000001/", "https://017700000001/", "https://010.8.8.8/", "https://a.0x7f/", "https://a.1/",
+        "https://[::1]/", "https://[::]/", "https://[::ffff:127.0.0.1]/", "https://[64:ff9b::7f00:1]/", "https://[fe80::1%25eth0]/",
+        "https://169.254.169.254/latest/meta-data/", "https://192.168.0.1/", "https://①②⑦.⓪.⓪.①/", "https://ex%61mple.com/",
+        "https://a..b/", "https://.a/", "https://*.example/", "https://" + "a." * 130 + "example/",
+    ],
+)  # fmt: skip
+def test_a_url_that_no_check_may_go_to_is_refused_before_anything_is_looked_up(url):
+    with pytest.raises(UrlRefused):
+        parse_url(url, ())
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("https://shop.internal.example/mq/check", "shop.internal.example"),
+        ("https://SHOP.Example:443/?token=1&x=%20", "shop.example"),
+        ("https://bücher.example/", "xn--bcher-kva.example"),
+        ("https://a_b.example/", "a_b.example"),
+        ("https://8.8.8.8/", "8.8.8.8"),
+        ("https://[2606:4700::1111]/", "2606:4700::1111"),
+        ("https://a.example/@user", "a.example"),
+    ],
+)
+def test_a_url_of_a_public_host_is_taken(url, host):
+    target = parse_url(url, ())
+
+    assert (target.host, target.port, target.is_allowed) == (host, 443, False)
+
+
+@pytest.mark.parametrize(
+    ("url", "port"),
+    [("http://127.0.0.1:8080/check", 8080), ("http://127.0.0.1/", 80), ("https://127.0.0.1/", 443), ("https://LocalHost:9/", 9),
+     ("http://[::1]:7000/", 7000), ("http://shop.internal/", 80)],
+)  # fmt: skip
+def test_a_listed_host_may_be_local_plain_and_on_any_port(url, port):
+    allowed = {normal_host(host) for host in ("127.0.0.1", "LOCALHOST", "[::1]", "shop.internal")}
+
+    target = parse_url(url, allowed)
+
+    assert (target.port, target.is_allowed) == (port, True)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.2/", "http://[::2]/", "http://a.shop.internal/", "http://shop.internal.example/"]
+)
+def test_what_is_only_like_a_listed_host_is_not_listed(url):
+    with pytest.raises(UrlRefused):
+        parse_url(url, {"127.0.0.1", "::1", "shop.internal"})
+
+
+def test_a_listed_host_may_still_not_hold_a_password_or_a_fragment():
+    for url in ("http://me@127.0.0.1/", "http://127.0.0.1/#x", "ftp://127.0.0.1/", "http://127.0.0.1:0/"):
+        with pytest.raises(UrlRefused):
+            parse_url(url, {"127.0.0.1"})
+
+
+# ------------------------------------------------------------------------------------------------------------- connections
+
+
+async def test_the_connection_goes_to_the_checked_address_while_tls_and_host_speak_of_the_name():
+    wire, names = Wire(OK), Names([PUBLIC])
+
+    answer = await post("https://shop.example/mq/check?a=b", wire, names, headers={"webhook-id": "chk_1_a"})
+
+    assert (answer.status, answer.body) == (200, b"{}")
+    assert (wire.connected, wire.server_names) == ([(PUBLIC, 443)], ["shop.example"])
+    head = wire.written[0].lower()
+    assert head.startswith(b"post /mq/check?a=b http/1.1\r\n")
+    for line in (b"host: shop.example", b"accept-encoding: identity", b"webhook-id: chk_1_a", b"connection: close"):
+        assert b"\r\n" + line + b"\r\n" in head
+    assert head.endswith(b"\r\n\r\n{}")
+
+
+@pytest.mark.parametrize(
+    "bad", ["127.0.0.1", "10.0.0.7", "::1", "::ffff:127.0.0.1", "169.254.169.254", "fe80::1%lo", "nonsense"]
+)
+@pytest.mark.parametrize("first", [True, False])
+async def test_one_address_that_is_not_public_refuses_the_name_and_nothing_is_connected_to(bad, first):
+    wire = Wire(OK)
+
+    with pytest.raises(AddressRefused):
+        await post("https://shop.example/", wire, Names([bad, PUBLIC] if first else [PUBLIC, bad]))
+
+    assert wire.connected == []
+
+
+async def test_a_name_that_changes_its_answer_is_asked_once_a_try_and_refused_at_the_next():
+    wire, names = Wire(OK), Names([PUBLIC], ["127.0.0.1"])
+    courier = Courier((), resolve=names, connector=wire)
+    target = parse_url("https://shop.example/", ())
+
+    await courier.post(target, {}, b"{}", timeout_ms=5_000)
+    with pytest.raises(AddressRefused):
+        await courier.post(target, {}, b"{}", timeout_ms=5_000)
+
+    assert wire.connected == [(PUBLIC, 443)]
+    assert names.asked == [("shop.example", 443)] * 2
+    await courier.aclose()
+
+
+async def test_an_address_where_nobody_listens_is_followed_by_the_next_one():
+    wire = Wire(OK, refusing=["1.1.1.1"])
+
+    answer = await post("https://shop.example/", wire, Names(["1.1.1.1", PUBLIC]))
+
+    assert answer.status == 200
+    assert wire.connected == [("1.1.1.1", 443), (PUBLIC, 443)]
+
+
+async def test_where_nobody_listens_at_all_the_try_fails():
+    with pytest.raises(httpx.ConnectError):
+        await post("https://shop.example/", Wire(OK, refusing=[PUBLIC]), Names([PUBLIC]))
+
+
+async def test_a_host_that_is_an_address_is_not_looked_up():
+    wire, names = Wire(OK), Names([])
+
+    await post(f"https://{PUBLIC}/", wire, names)
+
+    assert (wire.connected, names.asked) == ([(PUBLIC, 443)], [])
+
+
+async def test_a_listed_name_may_lead_to_this_machine_in_plain_http():
+    wire = Wire(OK)
+
+    await post("http://shop.internal:8080/", wire, Names(["127.0.0.1"]), allowed={"shop.internal"})
+
+    assert (wire.connected, wire.server_names) == ([("127.0.0.1", 8080)], [])
+    assert b"host: shop.internal:8080\r\n" in wire.written[0].lower()
+
+
+async def test_neither_a_proxy_nor_a_certificate_store_of_the_environment_is_used(monkeypatch):
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "HTTP_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("SSL_CERT_FILE", "/nonexistent")
+    wire = Wire(OK)
+
+    await post("https://shop.example/", wire, Names([PUBLIC]))
+
+    assert wire.connected == [(PUBLIC, 443)]
+
+
+async def test_a_redirect_is_an_answer_like_any_other_and_is_not_followed():
+    wire = Wire(b"HTTP/1.1 307 Temporary Redirect\r\nLocation: https://127.0.0.1/\r\nContent-Length: 0\r\n\r\n")
+
+    answer = await post("https://shop.example/", wire, Names([PUBLIC]))
+
+    assert (answer.status, answer.headers["location"]) == (307, "https://127.0.0.1/")
+    assert len(wire.connected) == 1
+
+
+async def test_cookies_and_connections_are_not_kept():
+    wire = Wire(OK.replace(b"\r\n\r\n", b"\r\nSet-Cookie: a=b; Path=/\r\n\r\n"))
+    courier = Courier((), resolve=Names([PUBLIC]), connector=wire)
+
+    for _ in range(2):
+        await courier.post(parse_url("https://shop.example/", ()), {}, b"{}", timeout_ms=5_000)
+
+    assert len(wire.connected) == 2
+    assert b"cookie" not in wire.written[1].lower()
+    await courier.aclose()
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+async def test_an_answer_of_64_kib_is_read_and_a_longer_one_is_not(extra):
+    body = b"x" * (MAX_ANSWER_BYTES + extra)
+    length = b"Content-Length: %d\r\n" % len(body)
+    chunked = b"Transfer-Encoding: chunked\r\n"
+    for head, sent in ((length, body), (chunked, b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))):
+        wire = Wire(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n" + sent)
+        if extra:
+            with pytest.raises(AnswerTooLong):
+                await post("https://shop.example/", wire, Names([PUBLIC]))
+        else:
+            assert (await post("https://shop.example/", wire, Names([PUBLIC]))).body == body
+
+
+async def test_a_compressed_answer_is_handed_on_as_it_came():
+    wire = Wire(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\n\x1f\x8b\x08")
+
+    answer = await post("https://shop.example/", wire, Names([PUBLIC]))
+
+    assert (answer.body, answer.headers["content-encoding"]) == (b"\x1f\x8b\x08", "gzip")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{}", b"HTTP/1.1 200 OK\r\nX: " + b"y" * 300_000],
+)
+async def test_what_is_no_http_fails_the_try(answer):
+    with pytest.raises(httpx.HTTPError):
+        await post("https://shop.example/", Wire(answer), Names([PUBLIC]))
+
+
+async def test_the_deadline_is_for_all_of_a_try_and_the_lookup_is_part_of_it():
+    async def silent(host: str, port: int) -> list[str]:
+        return await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(TimeoutError):
+        await post("https://shop.example/", Wire(OK), silent, timeout_ms=10)
+
+
+async def test_a_socket_of_this_machine_is_never_connected_to():
+    courier = Courier((), resolve=Names([PUBLIC]), connector=Wire(OK))
+
+    pool = courier._transport._pool
+    assert isinstance(pool, httpcore.AsyncConnectionPool)
+    with pytest.raises(AddressRefused):
+        await pool._network_backend.connect_unix_socket("/run/x")
+
+
+async def test_the_lookup_of_the_system_knows_this_machine_and_says_where_there_is_no_such_name():
+    assert await resolve_by_system("127.0.0.1", 80) == ["127.0.0.1"]
+    with pytest.raises(socket.gaierror):
+        await resolve_by_system("a" * 64, 80)
