@@ -6,6 +6,7 @@ Labels of metrics are bounded: operations, statuses, decisions, never names that
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -20,13 +21,16 @@ _LATENCY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.
 _LATENESS_BUCKETS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 60, 600, 3600)
 
 
+_SECRET = re.compile(r"whsec_[A-Za-z0-9+/_=-]+")
+
+
 class _StandardError:
     """Standard error for a log. What cannot be written (it goes to a file, and the disk is full) is lost, and nobody minds:
-    a line of the log must not keep what it tells of from being done.
+    a line of the log must not keep what it tells of from being done. A signing secret never gets there, whoever logs it.
     """
 
     def write(self, text: str) -> None:
-        left = text.encode("utf-8", "backslashreplace")
+        left = _SECRET.sub("whsec_***", text).encode("utf-8", "backslashreplace")
         with suppress(OSError):
             while left:
                 left = left[os.write(sys.stderr.fileno(), left) :]

@@ -11,6 +11,7 @@ from app.registry.groups import ConsumerGroups, ProducerGroups
 from app.registry.topics import Topics
 from app.sent_keys import SentKeys
 from scheduler.schedule_service import ScheduleService
+from app.webhooks.service import Webhooks
 from storage.clock import Clock
 from storage.errors import TooManyWaiting
 from storage.identifiers import Identifiers
@@ -30,6 +31,7 @@ class Services:
     transactions: TransactionCoordinator
     schedules: ScheduleService
     sent_keys: SentKeys
+    webhooks: Webhooks
     clock: Clock
     identifiers: Identifiers
     metrics: Metrics

@@ -25,6 +25,7 @@ from pydantic_settings import (
 )
 
 from scheduler.options import ScheduleOptions
+from app.webhooks.options import WebhookOptions
 from storage.local.options import LocalStoreOptions
 from txn.options import TransactionOptions
 
@@ -52,24 +53,6 @@ class HttpOptions:
 
 def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
-
-
-def _from_json(value: Any) -> Any:
-    """A list inside a section comes from the environment as text, which pydantic-settings decodes at the top level only."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        raise ValueError("is not JSON") from None
-
-
-@dataclass(frozen=True, kw_only=True)
-class WebhookOptions:
-    """Where a check may go that is sent to the producer. Read by the releases that offer check_mode webhook."""
-
-    # That may be loopback, private, plain http or on any port.
-    allowed_hosts: Annotated[tuple[str, ...], BeforeValidator(_from_json)] = ()
 
 
 class ConfigurationError(Exception):

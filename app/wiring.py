@@ -14,11 +14,13 @@ from app.problems import Refusal
 from app.registry.database import Database
 from app.registry.groups import ConsumerGroups, ProducerGroups
 from app.registry.topics import Topics
+from app.registry.vault import CannotOpen, Vault
 from app.sent_keys import SentKeys
 from app.services import Services
 from app.settings import Settings
 from scheduler.schedule_service import ScheduleService
 from scheduler.scheduled_message import put_off
+from app.webhooks.service import Webhooks
 from scheduler.ticker import Ticker
 from storage.clock import Clock, SystemClock
 from storage.errors import DirectoryInUse, StorageError, StorageFull, StoreClosed, StoreRecovering, UnavailableError
@@ -121,7 +123,7 @@ class Wiring:
             self._fail(exit_codes.STORAGE_FAILED, error)
         except (StorageError, DatabaseError) as error:
             self._fail(exit_codes.DATA_DAMAGED, error)
-        except (PermissionError, NotADirectoryError, FileExistsError) as error:
+        except (PermissionError, NotADirectoryError, FileExistsError, CannotOpen) as error:
             self._fail(exit_codes.CONFIGURATION, error)
         except OSError as error:
             self._fail(exit_codes.STORAGE_FAILED, error)
@@ -148,7 +150,7 @@ class Wiring:
         stack.push_async_callback(database.aclose)
         await database.open()
         topics = Topics(database, store, clock, creates_on_use=settings.dev)
-        producer_groups = ProducerGroups(database, clock)
+        producer_groups = ProducerGroups(database, clock, Vault(settings.webhook.encryption_keys))
         consumer_groups = ConsumerGroups(database, clock)
         transactions = TransactionCoordinator(store, clock, identifiers, settings.txn, put_off=put_off)
         schedules = ScheduleService(store, clock, settings.schedule, on_delivered=self._metrics.note_delivered)
@@ -163,6 +165,8 @@ class Wiring:
         log.info("schedules_open", scheduled=schedules.table.scheduled_count, replayed=followed)
         stack.push_async_callback(schedules.save_snapshot)
         stack.push_async_callback(schedules.drain)
+        webhooks = Webhooks(settings.webhook)
+        stack.push_async_callback(webhooks.aclose)
         stack.push_async_callback(self._keep_tables, transactions, sent_keys)
         stack.push_async_callback(transactions.drain)
         stack.push_async_callback(sent_keys.drain)
@@ -176,6 +180,7 @@ class Wiring:
             transactions=transactions,
             schedules=schedules,
             sent_keys=sent_keys,
+            webhooks=webhooks,
             clock=clock,
             identifiers=identifiers,
             metrics=self._metrics,

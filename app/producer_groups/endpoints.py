@@ -13,6 +13,7 @@ from app.producer_groups.schemas import (
     ProducerGroup,
     ProducerGroupInput,
     ReceiveChecksInput,
+    RotateSecretInput,
 )
 
 router = APIRouter()
@@ -31,11 +32,11 @@ Name = Annotated[str, Path(description="The producer group's name.")]
         body_is_optional=True,
         answers={201: ProducerGroup, 200: ProducerGroup},
         headers=[IF_MATCH],
-        problems=["reserved_topic", "revision_mismatch", "not_supported_by_engine", "storage_full"],
+        problems=["reserved_topic", "revision_mismatch", "check_url_refused", "storage_full"],
     ),
 )
 async def put_producer_group(producer_group: Name, request: Request) -> Response:
-    """Create a producer group or change it."""
+    """Create a producer group or change it. With `webhook` the first answer holds the secret that checks are signed with."""
     return await answer(request, handlers.put, producer_group)
 
 
@@ -52,6 +53,27 @@ async def put_producer_group(producer_group: Name, request: Request) -> Response
 async def get_producer_group(producer_group: Name, request: Request) -> Response:
     """Look at a producer group."""
     return await answer(request, handlers.get, producer_group)
+
+
+@router.post(
+    "/v1/producer-groups/{producer_group}/rotate-secret",
+    **operation(
+        "rotateSigningSecret",
+        tag="checks",
+        body=RotateSecretInput,
+        example={},
+        body_is_optional=True,
+        answer_headers=["ETag"],
+        answers={200: ProducerGroup},
+        headers=[IF_MATCH],
+        problems=[
+            "producer_group_not_found", "reserved_topic", "revision_mismatch", "unsupported_combination", "storage_full",
+        ],
+    ),
+)  # fmt: skip
+async def rotate_signing_secret(producer_group: Name, request: Request) -> Response:
+    """Replace the secret that checks are signed with. The answer holds the new one; for a day checks are signed with both."""
+    return await answer(request, handlers.rotate_secret, producer_group)
 
 
 @router.post(

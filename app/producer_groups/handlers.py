@@ -7,7 +7,7 @@ from msgspec import UNSET
 
 from app import codec
 from app.exchange import Call, Reply, reply
-from app.problems import as_refusal, document, invalid_field
+from app.problems import Refusal, as_refusal, document, invalid_field
 from app.producer_groups.schemas import (
     AnswerInput,
     AnswerResult,
@@ -19,36 +19,50 @@ from app.producer_groups.schemas import (
     ProducerGroup,
     ProducerGroupInput,
     ReceiveChecksInput,
+    RotateSecretInput,
 )
 from app.registry import groups as registry
 from app.services import Services
-from storage.errors import MessagingError, NotSupportedByEngine
+from storage.errors import MessagingError
 from txn.open_checks import LeasedCheck
 from txn.states import TxnEvent
 
 _group_decoder = msgspec.json.Decoder(ProducerGroupInput)
 _receive_decoder = msgspec.json.Decoder(ReceiveChecksInput)
+_rotate_decoder = msgspec.json.Decoder(RotateSecretInput)
 _answers_decoder = msgspec.json.Decoder(AnswersInput)
 
 _MAX_EVIDENCE_BYTES = 4_096
+_TIMEOUT_MS = 15_000
+_CONCURRENCY = 4
 
 
 async def put(services: Services, call: Call, name: str) -> Reply:
     known = services.producer_groups.find(name)
     given = call.decode(_group_decoder)
     call.check_if_match(None if known is None else known.revision)
-    if given.check_mode == "webhook":
-        raise NotSupportedByEngine("checks by webhook are not offered by this release; use check_mode poll")
-    for field in ("check_url", "timeout_ms", "concurrency"):
-        if getattr(given, field) is not UNSET:
-            raise invalid_field(f"/{field}", "not_allowed", f"{field} goes with check_mode webhook")
-    group, is_new = await services.producer_groups.get_or_create(name)
-    return reply(201 if is_new else 200, _view(group), {"ETag": f'"{group.revision}"'})
+    settings = _webhook_settings(given)
+    if settings is not None:
+        await services.webhooks.check_url(settings.check_url)
+        known = services.producer_groups.find(name)
+        call.check_if_match(None if known is None else known.revision)
+    group, is_new, has_new_secret = await services.producer_groups.put(name, settings)
+    return _answer_with(services, group, status=201 if is_new else 200, shows_secret=has_new_secret)
 
 
 async def get(services: Services, _: Call, name: str) -> Reply:
-    group = services.producer_groups.get(name)
-    return reply(200, _view(group), {"ETag": f'"{group.revision}"'})
+    return _answer_with(services, services.producer_groups.get(name))
+
+
+async def rotate_secret(services: Services, call: Call, name: str) -> Reply:
+    known = services.producer_groups.get(name)
+    call.decode(_rotate_decoder)
+    call.check_if_match(known.revision)
+    overlap_ms = services.webhooks.options.secret_overlap_ms
+    group = await services.producer_groups.rotate_secret(name, overlap_ms=overlap_ms)
+    if group is None:
+        raise Refusal("unsupported_combination", f"producer group {name} has check_mode poll, which needs no secret")
+    return _answer_with(services, group, shows_secret=True)
 
 
 async def receive_checks(services: Services, call: Call, name: str) -> Reply:
@@ -95,13 +109,41 @@ async def _answer(services: Services, name: str, given: AnswerInput) -> AnswerRe
     return AnswerResult(check_id=given.check_id, status=200, state=transaction.state.value)
 
 
-def _view(group: registry.ProducerGroup) -> ProducerGroup:
-    return ProducerGroup(
+def _webhook_settings(given: ProducerGroupInput) -> registry.WebhookSettings | None:
+    if given.check_mode == "poll":
+        for field in ("check_url", "timeout_ms", "concurrency"):
+            if getattr(given, field) is not UNSET:
+                raise invalid_field(f"/{field}", "not_allowed", f"{field} goes with check_mode webhook")
+        return None
+    if given.check_url is UNSET:
+        raise invalid_field("/check_url", "missing", "check_mode webhook needs a check_url")
+    return registry.WebhookSettings(
+        check_url=given.check_url,
+        timeout_ms=_TIMEOUT_MS if given.timeout_ms is UNSET else given.timeout_ms,
+        concurrency=_CONCURRENCY if given.concurrency is UNSET else given.concurrency,
+    )
+
+
+def _answer_with(services: Services, group: registry.ProducerGroup, *, status: int = 200, shows_secret: bool = False) -> Reply:
+    body = ProducerGroup(
         producer_group=group.producer_group,
         check_mode=group.check_mode,
         created_at=codec.rfc3339(group.created_at_ms),
         revision=group.revision,
     )
+    webhook = group.webhook
+    if webhook is not None:
+        body.check_url = webhook.settings.check_url
+        body.timeout_ms = webhook.settings.timeout_ms
+        body.concurrency = webhook.settings.concurrency
+        if shows_secret:
+            body.signing_secret = webhook.signing_secret.get_secret_value()
+        until_ms = webhook.previous_secret_until_ms
+        if until_ms is not None and services.clock.wall_ms() < until_ms:
+            body.previous_secret_expires_at = codec.rfc3339(until_ms)
+        if webhook.disabled_at_ms is not None:
+            body.disabled_at = codec.rfc3339(webhook.disabled_at_ms)
+    return reply(status, body, {"ETag": f'"{group.revision}"'})
 
 
 def _check_view(check: LeasedCheck, now_ms: int) -> Check:

@@ -10,12 +10,21 @@ from app.problems import Problem
 
 
 class ProducerGroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """How the group is asked about its transactions. This release offers `poll`."""
+    """How the group is asked about its transactions. All but check_mode goes with `webhook`."""
 
     check_mode: Literal["poll", "webhook"] = "poll"
-    check_url: Annotated[str, Meta(max_length=2_048)] | UnsetType = UNSET
-    timeout_ms: Annotated[int, Meta(ge=1, le=60_000)] | UnsetType = UNSET
-    concurrency: Annotated[int, Meta(ge=1, le=1_000)] | UnsetType = UNSET
+    check_url: (
+        Annotated[str, Meta(min_length=1, max_length=2_048, description="Where checks are sent: https, public, port 443.")]
+        | UnsetType
+    ) = UNSET
+    timeout_ms: (
+        Annotated[int, Meta(ge=1, le=60_000, description="For one try, from the lookup of the name to the last byte; 15000.")]
+        | UnsetType
+    ) = UNSET
+    concurrency: (
+        Annotated[int, Meta(ge=1, le=1_000, description="Checks under way to the host at once, other groups' too; 4.")]
+        | UnsetType
+    ) = UNSET
 
 
 class ProducerGroup(msgspec.Struct, kw_only=True):
@@ -23,8 +32,35 @@ class ProducerGroup(msgspec.Struct, kw_only=True):
 
     producer_group: str
     check_mode: str
+    check_url: str | UnsetType = UNSET
+    timeout_ms: int | UnsetType = UNSET
+    concurrency: int | UnsetType = UNSET
+    signing_secret: (
+        Annotated[str, Meta(description="Shown once: in the answer to the request that made it, and never again.")] | UnsetType
+    ) = UNSET
+    previous_secret_expires_at: (
+        Annotated[
+            str,
+            Meta(description="The secret before this one signs too until then.", extra_json_schema={"format": "date-time"}),
+        ]
+        | UnsetType
+    ) = UNSET
+    disabled_at: (
+        Annotated[
+            str,
+            Meta(
+                description="The endpoint said 410: it is not asked any more, until the group is put again.",
+                extra_json_schema={"format": "date-time"},
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     created_at: Timestamp
     revision: int
+
+
+class RotateSecretInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """No field is taken; the body may be left out."""
 
 
 class ReceiveChecksInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -26,6 +26,14 @@ producer_groups = Table(
     metadata,
     Column("producer_group", String(127), primary_key=True),
     Column("check_mode", String(16), nullable=False),
+    # Of check_mode webhook. Secrets as the vault keeps them.
+    Column("check_url", String(2_048)),
+    Column("timeout_ms", Integer),
+    Column("concurrency", Integer),
+    Column("signing_secret", String(512)),
+    Column("previous_secret", String(512)),
+    Column("previous_secret_until_ms", BigInteger),
+    Column("disabled_at_ms", BigInteger),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("revision", Integer, nullable=False),
 )

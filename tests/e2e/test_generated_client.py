@@ -163,6 +163,7 @@ def test_every_operation_succeeds_and_its_answer_is_parsed(generated):
     move_and_cancel(generated)
     decide_transactions(generated)
     answer_checks(generated)
+    configure_webhook(generated)
 
     assert generated.succeeded == set(OPERATIONS)
 
@@ -178,8 +179,6 @@ def test_what_is_refused_is_parsed_as_a_problem(generated):
         generated.call("commitTransaction", "nobody-began-it", status=404),
         generated.call("getSchedule", "nobody-made-it", status=404),
         generated.call("sendMessage", topic, body=generated.model("MessageInput", **too_late["message"]), status=422),
-        # What this release does not offer.
-        generated.call("putProducerGroup", "g", body=generated.model("ProducerGroupInput", check_mode="webhook"), status=501),
     ]
 
     assert [problem.code for problem in refused] == [
@@ -189,9 +188,8 @@ def test_what_is_refused_is_parsed_as_a_problem(generated):
         "transaction_not_found",
         "schedule_not_found",
         "validation_failed",
-        "not_supported_by_engine",
     ]
-    assert [problem.retryable for problem in refused] == [False] * 7
+    assert [problem.retryable for problem in refused] == [False] * 6
 
 
 def test_who_has_another_key_is_told_so_in_a_parsed_problem(generated, server):
@@ -333,6 +331,22 @@ def answer_checks(generated: Generated) -> None:
     assert committed.results[0].state == "committed"
     refused = generated.call("answerChecks", "answerers", body=generated.body("answerChecks"), status=207)
     assert refused.results[0].problem.code == "check_not_open"
+
+
+def configure_webhook(generated: Generated) -> None:
+    wanted = generated.body("putProducerGroup", check_mode="webhook", check_url="https://93.184.215.14/mq/check")
+    group = generated.call("putProducerGroup", "asked", body=wanted, status=201)
+    rotated = generated.call("rotateSigningSecret", "asked", status=200)
+    found = generated.call("getProducerGroup", "asked", status=200)
+
+    assert len({group.signing_secret, rotated.signing_secret, found.signing_secret}) == 3
+    assert isinstance(rotated.previous_secret_expires_at, datetime.datetime)
+    assert "signing_secret" not in found.to_dict()
+    refused = generated.call("putProducerGroup", "asked", body=generated.body("putProducerGroup", **LOCAL), status=422)
+    assert refused.code == "check_url_refused"
+
+
+LOCAL = {"check_mode": "webhook", "check_url": "https://127.0.0.1/"}
 
 
 def begin(generated: Generated, group: str, check: dict[str, Any]) -> Any:

@@ -158,18 +158,6 @@ def test_a_producer_group_is_made_then_found(api, topic):
     assert ok(api.get(path)) == body
 
 
-def test_checks_by_webhook_are_not_offered_yet_and_say_so(api, topic):
-    body = {
-        "check_mode": "webhook",
-        "check_url": "https://shop.internal.example/mq/check",
-        "timeout_ms": 3000,
-        "concurrency": 16,
-    }
-
-    assert_problem(api.put(f"/v1/producer-groups/of-{topic}", json=body), 501, "not_supported_by_engine")
-    assert_problem(api.get(f"/v1/producer-groups/of-{topic}"), 404, "producer_group_not_found")
-
-
 def test_if_match_must_hold(api, topic):
     path = f"/v1/producer-groups/of-{topic}"
     assert_problem(api.put(path, json={}, headers={"If-Match": '"1"'}), 412, "revision_mismatch")

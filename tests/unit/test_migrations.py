@@ -26,7 +26,19 @@ ROWS: dict[Table, dict[str, object]] = {
         "created_at_ms": 1_800_000_000_123,
         "revision": 7,
     },
-    producer_groups: {"producer_group": "shop", "check_mode": "poll", "created_at_ms": 1_800_000_000_124, "revision": 1},
+    producer_groups: {
+        "producer_group": "shop",
+        "check_mode": "webhook",
+        "check_url": "https://shop.example/check",
+        "timeout_ms": 3_000,
+        "concurrency": 16,
+        "signing_secret": "whsec_new",
+        "previous_secret": None,
+        "previous_secret_until_ms": 1 << 41,
+        "disabled_at_ms": None,
+        "created_at_ms": 1_800_000_000_124,
+        "revision": 1,
+    },
     consumer_groups: {"consumer_group": "warehouse", "created_at_ms": 1_800_000_000_125, "revision": 1},
 }
 

@@ -1,0 +1,39 @@
+"""How checks by webhook are set up."""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, SecretStr
+
+_FERNET_KEY = re.compile(r"[A-Za-z0-9_-]{43}=")
+
+
+def _from_json(value: Any) -> Any:
+    """A list inside a section comes from the environment as text, which pydantic-settings decodes at the top level only."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise ValueError("is not JSON") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebhookOptions:
+    """Checks that are sent to the producer."""
+
+    # That may be loopback, private, plain http or on any port.
+    allowed_hosts: Annotated[tuple[str, ...], BeforeValidator(_from_json)] = ()
+    encryption_keys: Annotated[
+        tuple[SecretStr, ...], BeforeValidator(_from_json)
+    ] = ()  # of secrets at rest; the first one seals
+    secret_overlap_ms: int = 86_400_000  # a secret that was replaced signs too for so long
+
+    def __post_init__(self) -> None:
+        for key in self.encryption_keys:
+            if not _FERNET_KEY.fullmatch(key.get_secret_value()):
+                raise ValueError("each of encryption_keys is the URL-safe base64 of 32 bytes")
+        if self.secret_overlap_ms < 0:
+            raise ValueError(f"secret_overlap_ms must be at least 0, got {self.secret_overlap_ms}")
