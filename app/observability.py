@@ -97,6 +97,7 @@ class Metrics:
             buckets=_LATENESS_BUCKETS,
             registry=registry,
         )
+        self.checks_sent = Counter("escrowmq_checks_sent", "Tries of checks by webhook", ["outcome"], registry=registry)
         self.long_polls = Gauge("escrowmq_long_polls_open", "Long polls parked", registry=registry)
 
     def note_delivered(self, late_ms: Iterable[int]) -> None:

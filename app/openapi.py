@@ -13,6 +13,8 @@ from fastapi.openapi.utils import get_openapi
 
 from app.operations import SCHEMAS, Schemas
 from app.problems import Problem
+from app.webhooks.answers import CheckAnswer, CheckQuestion
+from client.webhooks import ID, SIGNATURE, TIMESTAMP
 
 _REFERENCE = "#/components/schemas/{name}"
 
@@ -31,6 +33,8 @@ def document(app: FastAPI) -> dict[str, Any]:
     for path in found["paths"].values():
         for operation in path.values():
             kinds |= _complete(operation, SCHEMAS[operation["operationId"]])
+    found["webhooks"] = {"transactionCheck": {"post": _transaction_check()}}
+    kinds |= {CheckQuestion, CheckAnswer}
     _, components = msgspec.json.schema_components(sorted(kinds, key=lambda kind: kind.__name__), ref_template=_REFERENCE)
     schemas = {name: _tidy(schema) for name, schema in sorted(components.items())}
     found["components"] = {
@@ -45,8 +49,37 @@ def document_3_0(document_3_1: dict[str, Any]) -> dict[str, Any]:
     """The same for tools that know OpenAPI 3.0 only."""
     found = deepcopy(document_3_1)
     found["openapi"] = "3.0.3"
+    found.pop("webhooks", None)
     _to_3_0(found)
     return found
+
+
+def _transaction_check() -> dict[str, Any]:
+    """What the service asks of a producer with check_mode webhook."""
+
+    def refer(kind: type, summary: str) -> dict[str, Any]:
+        return {
+            "description": summary,
+            "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}},
+        }
+
+    headers = {
+        ID: "The check_id, the same on every try.",
+        TIMESTAMP: "When this try was signed, in seconds.",
+        SIGNATURE: "Signatures with spaces between, each v1, and base64.",
+    }
+    return {
+        "operationId": "transactionCheck",
+        "tags": ["checks"],
+        "summary": "A producer is asked what became of its transaction",
+        "description": "Only 200, application/json and a known decision is an answer; whatever else comes back is asked again.",
+        "parameters": [
+            {"name": name, "in": "header", "required": True, "description": text, "schema": {"type": "string"}}
+            for name, text in headers.items()
+        ],
+        "requestBody": {"required": True, **refer(CheckQuestion, "The question.")},
+        "responses": {"200": refer(CheckAnswer, "The answer.")},
+    }
 
 
 def _complete(operation: dict[str, Any], schemas: Schemas) -> set[type]:

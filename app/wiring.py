@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from enum import Enum
+from importlib.metadata import version
 
 import structlog
 from sqlalchemy.exc import DatabaseError
@@ -29,6 +30,7 @@ from storage.identifiers import Identifiers, SystemRandom
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import FlushPolicy
 from storage.message import Durability
+from txn.checkback import CheckSender
 from txn.coordinator import TransactionCoordinator
 
 log = structlog.get_logger()
@@ -59,6 +61,7 @@ class Wiring:
         self._opening: asyncio.Task[None] | None = None
         self._services: Services | None = None
         self._store: LocalMessageStore | None = None
+        self._sender: CheckSender | None = None
         self._tickers: list[Ticker] = []
         metrics.watch(self._gauges)
 
@@ -82,6 +85,8 @@ class Wiring:
         if self._services is not None:
             self._services.is_stopping = True
             self._services.transactions.stop()
+        if self._sender is not None:
+            self._sender.begin_stop()
         if self._store is not None:
             self._store.stop_waiting()
 
@@ -108,6 +113,8 @@ class Wiring:
             "dispatch_lag": "ok",  # the queues are derived in the turn in which a message becomes visible
             "scheduler": failed.get("schedules") or failed.get("schedule_snapshots") or failed.get("snapshots", "ok"),
             "checker": failed.get("checkback", "ok"),
+            "scheduler": failed.get("snapshots", "ok"),
+            "checker": failed.get("checkback", failed.get("webhooks", "ok")),
         }
         failing = {name: what for name, what in checks.items() if what != "ok"}
         if failing:
@@ -166,9 +173,12 @@ class Wiring:
         stack.push_async_callback(schedules.save_snapshot)
         stack.push_async_callback(schedules.drain)
         webhooks = Webhooks(settings.webhook)
+        webhooks = Webhooks(settings.webhook, producer_groups, clock, self._metrics, version=version("escrowmq"))
+        sender = self._sender = CheckSender(transactions, webhooks, clock, chance=SystemRandom().random)
         stack.push_async_callback(webhooks.aclose)
         stack.push_async_callback(self._keep_tables, transactions, sent_keys)
         stack.push_async_callback(transactions.drain)
+        stack.push_async_callback(sender.stop)
         stack.push_async_callback(sent_keys.drain)
         self._services = Services(
             store=store,
@@ -202,6 +212,7 @@ class Wiring:
             Ticker("schedules", deliver, interval_ms=settings.schedule.sweep_interval_ms),
             Ticker("schedule_snapshots", schedules.save_snapshot, interval_ms=settings.schedule.snapshot_interval_ms),
             Ticker("checkback", sweep, interval_ms=settings.txn.sweep_interval_ms),
+            Ticker("webhooks", sender.run_once, interval_ms=settings.txn.sweep_interval_ms),
             Ticker("snapshots", keep, interval_ms=settings.txn.snapshot_interval_ms),
         ]
         for ticker in self._tickers:

@@ -38,6 +38,7 @@ from txn.half_message import (
     OP_QUEUE,
     AnsweredUnknown,
     AnyCheckEvent,
+    CheckFailed,
     Facts,
     Held,
     Op,
@@ -248,6 +249,26 @@ class TransactionCoordinator:
         if decision is TxnEvent.ROLLBACK:
             return (await self.rollback(transaction.transaction_id, by=Resolver.CHECK)).transaction
         return await self._uncancelled(self._answered_unknown(transaction, number, recheck_after_ms, evidence))
+
+    def groups_to_ask(self) -> list[str]:
+        """The producer groups that have an open check which nobody has taken."""
+        return self._checks.groups()
+
+    def take_checks(self, group: str, *, max_checks: int) -> list[LeasedCheck]:
+        """Open checks of a producer group for one who answers or postpones each: nobody else gets them."""
+        return self._checks.lease(group, max_checks=max_checks, lease_ms=None)
+
+    def count_failure(self, check: LeasedCheck) -> int:
+        """How many tries of this check have given no answer, this one among them."""
+        return self._checks.count_failure(check)
+
+    def postpone_check(self, check: LeasedCheck, wait_ms: int) -> None:
+        """Hand it out again after that time, under its id."""
+        self._checks.postpone(check, wait_ms)
+
+    async def note_failed_check(self, check: LeasedCheck, why: str, detail: str) -> None:
+        """Record a try that gave no answer. Raises what `append` raises."""
+        await self._uncancelled(self._note_failed(check, why, detail))
 
     async def run_once(self, now_ms: int) -> int:
         """One sweep: offer the checks that are due, end what is exhausted; how many transactions it acted on."""
@@ -539,6 +560,22 @@ class TransactionCoordinator:
                 await self._end_checks(transaction, plan.reason)
             return transaction
 
+    async def _note_failed(self, check: LeasedCheck, why: str, detail: str) -> None:
+        transaction = check.transaction
+        async with self._turns.of(transaction.transaction_id):
+            if transaction.state is not TxnState.PREPARED or transaction.asked_at_ms is None:
+                return  # it was answered or decided meanwhile
+            event = CheckFailed(
+                transaction_id=transaction.transaction_id,
+                revision=transaction.revision + 1,
+                check_number=transaction.checks_answered + 1,
+                asked_at_ms=transaction.asked_at_ms,
+                why=why,
+                detail=detail,
+            )
+            await self._append([self._check_message(event)], Durability.BUFFERED)
+            self.table.apply(event)
+
     async def _exhaust(self, transaction: Transaction, reason: HoldReason) -> None:
         async with self._turns.of(transaction.transaction_id):
             # It may have been answered while the sweep waited for its turn.
@@ -573,13 +610,16 @@ class TransactionCoordinator:
     async def _record(self, event: AnyCheckEvent) -> None:
         """Append a check event and apply it."""
         now_ms = self._clock.wall_ms()
-        messages = [half_message.check_message(event, message_id=self._identifiers.new("msg"), now_ms=now_ms)]
+        messages = [self._check_message(event)]
         if isinstance(event, Held):
             messages.append(half_message.held_message(event, message_id=self._identifiers.new("msg"), now_ms=now_ms))
         await self._append(messages, Durability.SYNCED)
         transaction = self.table.apply(event)
         if transaction is not None:
             self._changed(transaction)
+
+    def _check_message(self, event: AnyCheckEvent) -> Message:
+        return half_message.check_message(event, message_id=self._identifiers.new("msg"), now_ms=self._clock.wall_ms())
 
     async def _append(self, messages: Sequence[Message], durability: Durability | None) -> list[Appended]:
         appended = await self._store.append(messages, durability=durability)

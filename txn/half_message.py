@@ -3,7 +3,7 @@
     half    topic RMQ_SYS_TRANS_HALF_TOPIC, one for each message of the transaction; the real topic and queue are properties
     final   the message itself in its real topic, with the COMMIT bits and the log offset of its half
     op      topic RMQ_SYS_TRANS_OP_HALF_TOPIC, one for each decision: tag "d", body "12,13," (the halves' queue offsets)
-    check   topic rmq_sys_escrowmq_checks, one for each answered "unknown", hold and resume: body JSON
+    check   topic rmq_sys_escrowmq_checks, one for each answered "unknown", failed try, hold and resume: JSON
 
 A begin is one append, a decision (finals, then op) another, so neither is ever torn. What we add to RocketMQ's layout are
 properties that it ignores: the transaction's own facts on its first half, the decision on its op.
@@ -80,7 +80,16 @@ class Resumed(CheckEvent, frozen=True, omit_defaults=True, tag="resumed"):
     next_check_at_ms: int
 
 
-AnyCheckEvent = AnsweredUnknown | Held | Resumed
+class CheckFailed(CheckEvent, frozen=True, omit_defaults=True, tag="check_failed"):
+    """A try that gave no answer. It is not synced: a power cut may take it, and nothing depends on it but what people see."""
+
+    check_number: int
+    asked_at_ms: int  # since when nobody has answered
+    why: str
+    detail: str
+
+
+AnyCheckEvent = AnsweredUnknown | Held | Resumed | CheckFailed
 _event_decoder: msgspec.json.Decoder[AnyCheckEvent] = msgspec.json.Decoder(AnyCheckEvent)
 _facts_decoder = msgspec.json.Decoder(Facts)
 

@@ -13,6 +13,7 @@ from storage.clock import Clock
 from txn.pending import Transaction
 
 _PREFIX = "chk"
+_NEVER = -1
 
 
 def check_id(transaction: Transaction) -> str:
@@ -44,6 +45,12 @@ class OpenChecks:
         self._leases: list[tuple[int, str]] = []
         self._leased: dict[str, tuple[int, Transaction]] = {}
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        self._failures: dict[str, int] = {}  # tries of the open check that gave no answer
+
+    def groups(self) -> list[str]:
+        """Those that have a check which nobody has taken."""
+        self.return_expired()
+        return list(self._available)
 
     def offer(self, transaction: Transaction) -> None:
         """Its check is due: whoever asks first gets it."""
@@ -56,27 +63,47 @@ class OpenChecks:
     def withdraw(self, transaction: Transaction) -> None:
         """It was answered, or decided, or is held: nobody is to be asked."""
         self._leased.pop(transaction.transaction_id, None)
+        self._failures.pop(transaction.transaction_id, None)
         available = self._available.get(transaction.producer_group)
         if available is not None:
             available.pop(transaction.transaction_id, None)
             if not available:
                 del self._available[transaction.producer_group]
 
-    def lease(self, group: str, *, max_checks: int, lease_ms: int) -> list[LeasedCheck]:
-        """Hand out what is available, oldest first."""
+    def lease(self, group: str, *, max_checks: int, lease_ms: int | None) -> list[LeasedCheck]:
+        """Hand out what is available, oldest first. `lease_ms`: None until it is withdrawn or postponed."""
         self.return_expired()
         checks: list[LeasedCheck] = []
-        until_ms = self._clock.monotonic_ms() + lease_ms
-        expires_at_ms = self._clock.wall_ms() + lease_ms
+        until_ms = _NEVER if lease_ms is None else self._clock.monotonic_ms() + lease_ms
+        expires_at_ms = self._clock.wall_ms() + (lease_ms or 0)
         available = self._available.get(group)
         while available and len(checks) < max_checks:
             transaction_id, transaction = available.popitem(last=False)
             self._leased[transaction_id] = (until_ms, transaction)
-            heapq.heappush(self._leases, (until_ms, transaction_id))
+            if until_ms != _NEVER:
+                heapq.heappush(self._leases, (until_ms, transaction_id))
             checks.append(LeasedCheck(check_id(transaction), transaction, expires_at_ms))
         if available is not None and not available:
             del self._available[group]
         return checks
+
+    def count_failure(self, check: LeasedCheck) -> int:
+        """How many tries of it have given no answer, this one among them."""
+        transaction_id = check.transaction.transaction_id
+        if not self._is_leased(check):
+            return 1
+        self._failures[transaction_id] = self._failures.get(transaction_id, 0) + 1
+        return self._failures[transaction_id]
+
+    def postpone(self, check: LeasedCheck, wait_ms: int) -> None:
+        """Offer it again after that time; nothing where it was answered or decided meanwhile."""
+        if self._is_leased(check):
+            until_ms = self._clock.monotonic_ms() + wait_ms
+            self._leased[check.transaction.transaction_id] = (until_ms, check.transaction)
+            heapq.heappush(self._leases, (until_ms, check.transaction.transaction_id))
+
+    def _is_leased(self, check: LeasedCheck) -> bool:
+        return check.transaction.transaction_id in self._leased and check_id(check.transaction) == check.check_id
 
     def return_expired(self) -> int:
         """Offer the checks again whose leases have ended; how many."""

@@ -15,7 +15,7 @@ from storage.formats.properties import SCHEDULE_ID
 from storage.message import QueueId, StoredMessage
 from txn import half_message
 from txn.checkback_plan import CheckbackPolicy
-from txn.half_message import AnsweredUnknown, AnyCheckEvent, Held, Op
+from txn.half_message import AnsweredUnknown, AnyCheckEvent, CheckFailed, Held, Op
 from txn.states import Resolver, TxnState
 
 
@@ -51,6 +51,7 @@ class Transaction(msgspec.Struct, gc=False):
     answers: int = 0  # answered "unknown" since it was begun or resumed
     checks_answered: int = 0  # since it was begun; the open check has the number behind it
     last_answer: str | None = None
+    last_failure: str | None = None  # of the open check
     asked_at_ms: int | None = None  # since when a check is open that nobody has answered
     hold_reason: str | None = None
     was_held: bool = False
@@ -176,6 +177,7 @@ class TransactionTable:
         transaction.resolved_at_ms = resolved_at_ms
         transaction.reason = reason
         transaction.asked_at_ms = None
+        transaction.last_failure = None
         transaction.revision += 1
         for message, (final_offset, final_from) in zip(transaction.messages, finals, strict=False):
             message.final_offset = final_offset
@@ -191,7 +193,13 @@ class TransactionTable:
         if transaction is None or transaction.state.is_decided or event.revision <= transaction.revision:
             return None
         transaction.revision = event.revision
+        if isinstance(event, CheckFailed):
+            transaction.asked_at_ms = event.asked_at_ms
+            transaction.last_failure = f"{event.why}: {event.detail}"
+            return transaction
         transaction.asked_at_ms = None
+        if not isinstance(event, Held):
+            transaction.last_failure = None
         if isinstance(event, AnsweredUnknown):
             transaction.answers += 1
             transaction.checks_answered = event.check_number

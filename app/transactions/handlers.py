@@ -201,6 +201,7 @@ def transaction_view(transaction: pending.Transaction) -> Transaction:
         next_check_at=UNSET if transaction.state.is_decided else codec.rfc3339(transaction.next_check_at_ms),
         answers=transaction.answers,
         last_answer=transaction.last_answer or UNSET,
+        last_failure=transaction.last_failure or UNSET,
         hold_reason=transaction.hold_reason or UNSET,
         late=transaction.is_late,
         resolved_by=transaction.resolved_by or UNSET,

@@ -76,6 +76,7 @@ class Transaction(msgspec.Struct, kw_only=True):
     ) = UNSET
     answers: Annotated[int, Meta(description="Checks answered unknown since it was begun or resumed.")]
     last_answer: str | UnsetType = UNSET
+    last_failure: Annotated[str, Meta(description="Why the last try of the open check gave no answer.")] | UnsetType = UNSET
     hold_reason: Annotated[str, Meta(description="answers_exhausted or unreachable.")] | UnsetType = UNSET
     late: Annotated[bool, Meta(description="Decided after it had been held.")]
     resolved_by: Annotated[str, Meta(description="producer, check, operator or policy.")] | UnsetType = UNSET

@@ -1,28 +1,135 @@
-"""Checks by webhook, put together from the operator's options: which hosts are listed, and the courier that goes there."""
+"""Checks by webhook: where they may go, and how one is asked. What it becomes is for `txn/checkback.py`."""
 
+import ssl
+from functools import lru_cache
+
+import httpx
+import msgspec
+from msgspec import UNSET
+
+from app.observability import Metrics
 from app.problems import FieldError, Refusal
+from app.registry.groups import ProducerGroups
+from app.webhooks.answers import CheckQuestion, read_answer
 from app.webhooks.options import WebhookOptions
-from app.webhooks.transport import AddressRefused, Courier
-from app.webhooks.urls import UrlRefused, normal_host, parse_url
+from app.webhooks.transport import MAX_ANSWER_BYTES, AddressRefused, AnswerTooLong, Courier
+from app.webhooks.urls import Target, UrlRefused, normal_host, parse_url
+from client.webhooks import sign
+from storage.clock import Clock
+from txn.open_checks import LeasedCheck
+from txn.producer import Answered, Failed, Failure, Route
 
 _LOOKUP_TIMEOUT_MS = 2_000
+_TARGETS_KEPT = 10_000
 
 
 class Webhooks:
-    """The event loop's."""
+    """The event loop's. It is the ProducerClient of groups with check_mode webhook."""
 
-    def __init__(self, options: WebhookOptions, *, courier: Courier | None = None) -> None:
+    def __init__(
+        self,
+        options: WebhookOptions,
+        groups: ProducerGroups,
+        clock: Clock,
+        metrics: Metrics,
+        *,
+        version: str,
+        courier: Courier | None = None,
+    ) -> None:
         self.options = options
-        self._allowed = frozenset(map(normal_host, options.allowed_hosts))
-        self._courier = courier or Courier(self._allowed)
+        self._groups = groups
+        self._clock = clock
+        self._metrics = metrics
+        allowed = frozenset(map(normal_host, options.allowed_hosts))
+        self._courier = courier or Courier(allowed)
+        self._headers = {"Content-Type": "application/json", "User-Agent": f"escrowmq/{version}"}
+        self._parse = lru_cache(_TARGETS_KEPT)(lambda text: parse_url(text, allowed))
 
     async def check_url(self, text: str) -> None:
         """Raises Refusal check_url_refused. A name that has no address today is taken: it is looked up again at each check."""
         try:
-            await self._courier.check(parse_url(text, self._allowed), timeout_ms=_LOOKUP_TIMEOUT_MS)
+            await self._courier.check(self._parse(text), timeout_ms=_LOOKUP_TIMEOUT_MS)
         except (UrlRefused, AddressRefused) as error:
             detail = f"a check may not be sent there: {error}"
             raise Refusal("check_url_refused", detail, errors=[FieldError("/check_url", "not_allowed", detail)]) from None
 
+    def route(self, group: str) -> Route | None:
+        webhook = self._groups.webhook_of(group)
+        if webhook is None:
+            return None
+        return Route(self._host(webhook.settings.check_url), webhook.settings.concurrency)
+
+    async def ask(self, group: str, check: LeasedCheck) -> Answered | Failed:
+        outcome = await self._ask(group, check)
+        if isinstance(outcome, Answered):
+            self._metrics.checks_answered.labels(outcome.decision.value).inc()
+        self._metrics.checks_sent.labels("answered" if isinstance(outcome, Answered) else outcome.why.value).inc()
+        return outcome
+
+    async def disable(self, group: str, host: str) -> None:
+        webhook = self._groups.webhook_of(group)
+        if webhook is not None and self._host(webhook.settings.check_url) == host:
+            await self._groups.disable(group, webhook.settings)
+
     async def aclose(self) -> None:
         await self._courier.aclose()
+
+    async def _ask(self, group: str, check: LeasedCheck) -> Answered | Failed:
+        webhook = self._groups.webhook_of(group)
+        if webhook is None:
+            return Failed(Failure.UNREACHABLE, "the group is not asked by webhook any more")
+        timeout_ms = webhook.settings.timeout_ms
+        now_ms = self._clock.wall_ms()
+        began_ms = self._clock.monotonic_ms()
+        body = msgspec.json.encode(question(check, now_ms))
+        signed = sign(webhook.secrets(now_ms), webhook_id=check.check_id, timestamp=now_ms // 1000, body=body)
+        try:
+            target = self._parse(webhook.settings.check_url)
+            answer = await self._courier.post(target, self._headers | signed, body, timeout_ms=timeout_ms)
+        except (UrlRefused, AddressRefused) as error:
+            return Failed(Failure.UNREACHABLE, f"a check may not be sent there: {error}")
+        except AnswerTooLong:
+            return Failed(Failure.INVALID, f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
+        except TimeoutError:
+            return Failed(Failure.UNREACHABLE, f"no answer within {timeout_ms} ms", blames_host=True)
+        except (OSError, httpx.HTTPError) as error:
+            return Failed(Failure.UNREACHABLE, _reason(error), blames_host=True)
+        latency_ms = self._clock.monotonic_ms() - began_ms
+        return read_answer(answer, latency_ms=latency_ms, now_ms=self._clock.wall_ms())
+
+    def _host(self, url: str) -> str:
+        try:
+            target: Target = self._parse(url)
+        except UrlRefused:  # the operator has listed it once, and does not any more
+            return ""
+        return f"{target.host}:{target.port}"
+
+
+def question(check: LeasedCheck, now_ms: int) -> CheckQuestion:
+    """What is asked about the check's transaction."""
+    transaction = check.transaction
+    return CheckQuestion(
+        check_id=check.check_id,
+        transaction_id=transaction.transaction_id,
+        business_key=transaction.business_key or UNSET,
+        age_ms=max(0, now_ms - transaction.prepared_at_ms),
+        answer_number=transaction.answers + 1,
+    )
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong on the way, in words that name no address of ours."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"its certificate does not hold: {cause.verify_message}"
+        cause = cause.__cause__ or cause.__context__
+    kinds: dict[type[Exception], str] = {
+        httpx.ConnectError: "nobody takes the connection",
+        httpx.RemoteProtocolError: "it does not speak HTTP",
+        httpx.ReadError: "the connection was cut",
+        httpx.WriteError: "the connection was cut",
+    }
+    if isinstance(error, OSError):
+        return "its name has no address"
+    return kinds.get(type(error), type(error).__name__)

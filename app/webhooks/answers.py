@@ -1,0 +1,112 @@
+"""What counts as an answer to a check. Pure.
+
+Only status 200, `application/json` and a known decision is one; everything else is a try that gave no answer, whatever it says.
+A producer whose check failed and that says so with 200 and a text must never commit anything.
+"""
+
+import json
+from email.utils import parsedate_to_datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from app.webhooks.transport import Answer
+from txn.producer import Answered, Failed, Failure
+from txn.states import TxnEvent
+
+MAX_EVIDENCE_BYTES = 4_096
+_MAX_SECONDS = 86_400
+_BUSY = (408, 425, 429)
+
+
+class CheckQuestion(msgspec.Struct, kw_only=True):
+    """What became of this transaction? Signed as Standard Webhooks say; the webhook-id is the check_id, on every try."""
+
+    kind: Literal["transaction.check"] = "transaction.check"
+    check_id: str
+    transaction_id: str
+    business_key: str | UnsetType = UNSET
+    age_ms: int
+    answer_number: Annotated[int, Meta(description="From 1; answered unknowns since it was begun or resumed, and this one.")]
+
+
+class CheckAnswer(msgspec.Struct, kw_only=True):
+    """The producer's word. `unknown` is for a transaction that is still under way. Unknown fields are passed over."""
+
+    decision: Literal["commit", "rollback", "unknown"]
+    recheck_after_ms: (
+        Annotated[int, Meta(ge=0, le=86_400_000, description="When to ask again, instead of the interval.")] | UnsetType
+    ) = UNSET
+    evidence: Annotated[dict[str, str], Meta(max_length=32, description="Kept with the answer.")] | UnsetType = UNSET
+
+
+def read_answer(answer: Answer, *, latency_ms: int, now_ms: int) -> Answered | Failed:
+    """What an endpoint's answer means."""
+    if answer.status != 200:
+        return _refused(answer, now_ms)
+    content_type = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        return _invalid(f"the content type is {_shown(content_type) or 'missing'}, not application/json")
+    if answer.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        return _invalid("the body is encoded although no encoding was asked for")
+    try:
+        found = json.loads(answer.body.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_number)
+        if not isinstance(found, dict):
+            return _invalid("the body is no JSON object")
+        # Many libraries write null for what is absent.
+        given = msgspec.convert({name: value for name, value in found.items() if value is not None}, CheckAnswer)
+    except (ValueError, RecursionError) as error:  # a ValidationError is one too
+        return _invalid(f"the body is no answer: {_shown(str(error))}")
+    if given.evidence is not UNSET and len(msgspec.json.encode(given.evidence)) > MAX_EVIDENCE_BYTES:
+        return _invalid(f"the evidence is longer than {MAX_EVIDENCE_BYTES} bytes of JSON")
+    return Answered(
+        TxnEvent(given.decision),
+        latency_ms,
+        recheck_after_ms=None if given.recheck_after_ms is UNSET else given.recheck_after_ms,
+        evidence=None if given.evidence is UNSET else given.evidence,
+    )
+
+
+def _refused(answer: Answer, now_ms: int) -> Failed:
+    status = answer.status
+    is_down = status >= 500 or status in _BUSY
+    return Failed(
+        Failure.UNREACHABLE if is_down or status == 410 else Failure.INVALID,
+        f"status {status}",
+        retry_after_ms=read_retry_after(answer.headers.get("retry-after"), now_ms),
+        is_gone=status == 410,
+        blames_host=is_down,
+    )
+
+
+def read_retry_after(text: str | None, now_ms: int) -> int | None:
+    """Milliseconds; None where it is missing or neither seconds nor a date."""
+    text = (text or "").strip()
+    if text.isascii() and text.isdigit():
+        return min(int(text[:10]), _MAX_SECONDS) * 1000
+    try:
+        moment_ms = int(parsedate_to_datetime(text).timestamp() * 1000)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return min(max(0, moment_ms - now_ms), _MAX_SECONDS * 1000)
+
+
+def _invalid(detail: str) -> Failed:
+    return Failed(Failure.INVALID, detail)
+
+
+def _shown(text: str) -> str:
+    """What somebody else wrote, fit for a log and a problem."""
+    return "".join([character if character.isprintable() else "?" for character in text[:200]])
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands twice")
+    return found
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no JSON")

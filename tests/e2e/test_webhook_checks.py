@@ -1,0 +1,351 @@
+"""Checkback by webhook over real HTTP: a receiver on loopback is asked, and its answers decide."""
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from client.webhooks import verify
+from tests.support.http import assert_problem, ok, until
+from tests.support.receiver import Answering, Receiver, Request, Said, decide
+from tests.support.server import Server
+
+SOON = {"first_after_ms": 10, "interval_ms": 10}
+WAIT_MS = 10_000  # never waited out
+LISTED = {"ESCROWMQ_WEBHOOK__ALLOWED_HOSTS": '["127.0.0.1"]'}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("service") / "data", environment=LISTED) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def api(server) -> Iterator[httpx.Client]:
+    with server.client() as client:
+        yield client
+
+
+class Shop:
+    """A producer group with a receiver."""
+
+    def __init__(self, api: httpx.Client, receiver: Receiver, name: str = "shop") -> None:
+        self.api = api
+        self.receiver = receiver
+        self.name = name
+        self.path = f"/v1/producer-groups/{name}"
+
+    def put(self, status: int = 201, **fields: Any) -> dict[str, Any]:
+        return ok(self.api.put(self.path, json={"check_mode": "webhook", "check_url": self.receiver.url, **fields}), status)
+
+    def begin(self, **check: Any) -> str:
+        message = {"topic": "orders", "message": {"key": "8812", "json": 1}}
+        body = {"producer_group": self.name, "business_key": "order-8812", "messages": [message], "check": SOON | check}
+        return ok(self.api.post("/v1/transactions", json=body), 201)["transaction_id"]
+
+    def look(self, transaction_id: str, **query: Any) -> dict[str, Any]:
+        return ok(self.api.get(f"/v1/transactions/{transaction_id}", params=query))
+
+    def outcome(self, transaction_id: str) -> dict[str, Any]:
+        """Once it is no longer prepared."""
+        return self.look(transaction_id, wait_ms=WAIT_MS)
+
+
+@pytest.fixture
+def shop(api, request) -> Iterator[Shop]:
+    with Receiver(lambda _: decide("commit")) as receiver:
+        shop = Shop(api, receiver, re.sub(r"[^a-z0-9_]+", "-", request.node.name)[-100:])
+        yield shop
+        api.put(shop.path, json={"check_mode": "poll"})  # what is left of it is asked no more
+
+
+def one_after_another(*answers: Said) -> Answering:
+    """The last one again and again."""
+    left = list(answers)
+    return lambda _: left.pop(0) if len(left) > 1 else left[0]
+
+
+def test_a_check_says_what_it_asks_about_and_is_signed(shop):
+    secret = shop.put()["signing_secret"]
+    transaction_id = shop.begin()
+
+    (request,) = shop.receiver.wait_for(1)
+
+    check_id = verify([secret], request.headers, request.body, now=time.time())
+    age_ms = request.check["age_ms"]
+    assert request.check == {
+        "kind": "transaction.check",
+        "check_id": check_id,
+        "transaction_id": transaction_id,
+        "business_key": "order-8812",
+        "age_ms": age_ms,
+        "answer_number": 1,
+    }
+    assert check_id.startswith("chk_")
+    assert age_ms >= 10
+    assert request.path == "/mq/check?token=1"
+    assert request.headers["content-type"] == "application/json"
+    assert request.headers["accept-encoding"] == "identity"
+    assert request.headers["host"] == httpx.URL(shop.receiver.url).netloc.decode()
+
+
+@pytest.mark.parametrize(("decision", "state"), [("commit", "committed"), ("rollback", "rolled_back")])
+def test_an_answer_decides_at_once(shop, decision, state):
+    shop.receiver.answering = lambda _: decide(decision, evidence={"row": "order_outbox:8812"})
+    shop.put()
+    transaction_id = shop.begin()
+
+    found = shop.outcome(transaction_id)
+
+    assert (found["state"], found["resolved_by"], found["late"]) == (state, "check", False)
+
+
+def test_unknown_is_counted_and_asked_again_under_a_new_id_until_it_is_held(shop):
+    shop.receiver.answering = lambda _: decide("unknown")
+    shop.put()
+    transaction_id = shop.begin(max_answers=3)
+
+    found = shop.outcome(transaction_id)
+
+    assert (found["state"], found["answers"], found["hold_reason"]) == ("held", 3, "answers_exhausted")
+    checks = [request.check for request in shop.receiver.requests]
+    assert [check["answer_number"] for check in checks] == [1, 2, 3]
+    assert len({check["check_id"] for check in checks}) == 3
+
+
+def test_the_producer_says_when_it_wants_to_be_asked_again(shop):
+    shop.receiver.answering = one_after_another(decide("unknown", recheck_after_ms=86_400_000), decide("commit"))
+    shop.put()
+    transaction_id = shop.begin()
+    shop.receiver.wait_for(1)
+
+    found = until(lambda: (found := shop.look(transaction_id))["answers"] and found, "the answer is counted")
+
+    assert found["next_check_at"][:10] > found["prepared_at"][:10]
+    assert len(shop.receiver.requests) == 1
+
+
+NO_ANSWERS = {
+    "a server error": Said(500, b'{"decision":"commit"}'),
+    "not found": Said(404, b'{"decision":"commit"}'),
+    "created": Said(201, b'{"decision":"commit"}'),
+    "a text": Said(200, b"committed", {"Content-Type": "text/plain"}),
+    "an exception with status 200": Said(200, b"Traceback: commit failed", {"Content-Type": "text/html"}),
+    "json without its type": Said(200, b'{"decision":"commit"}', {"Content-Type": "text/plain"}),
+    "an unknown word": Said(200, b'{"decision":"committed"}'),
+    "an empty body": Said(200, b""),
+    "too long": Said(200, b'{"decision":"commit"}' + b" " * 65_536),
+    "compressed": Said(200, b'{"decision":"commit"}', {"Content-Type": "application/json", "Content-Encoding": "gzip"}),
+}
+
+
+@pytest.mark.parametrize("what", NO_ANSWERS)
+def test_what_is_no_answer_is_asked_again_under_the_same_id_and_never_counted(api, what):
+    with Receiver(one_after_another(NO_ANSWERS[what], NO_ANSWERS[what], decide("rollback"))) as receiver:
+        shop = Shop(api, receiver, f"says-{what.replace(' ', '-')}")
+        secret = shop.put()["signing_secret"]
+        transaction_id = shop.begin()
+
+        found = shop.outcome(transaction_id)
+
+        assert (found["state"], found["answers"]) == ("rolled_back", 0)
+        requests = receiver.requests
+        assert len(requests) == 3
+        assert len({request.headers["webhook-id"] for request in requests}) == 1
+        for request in requests:
+            verify([secret], request.headers, request.body, now=time.time())
+
+
+def test_a_redirect_is_not_followed(shop):
+    with Receiver(lambda _: decide("commit")) as elsewhere:
+        shop.receiver.answering = one_after_another(Said(307, b"", {"Location": elsewhere.url}), decide("rollback"))
+        shop.put()
+
+        assert shop.outcome(shop.begin())["state"] == "rolled_back"
+        assert elsewhere.requests == []
+
+
+def test_who_asks_for_time_gets_it(shop):
+    shop.receiver.answering = one_after_another(Said(503, b"", {"Retry-After": "1"}), decide("commit"))
+    shop.put()
+
+    assert shop.outcome(shop.begin())["state"] == "committed"
+
+    first, second = shop.receiver.requests
+    assert second.at - first.at >= 0.9
+
+
+def test_a_try_that_takes_too_long_is_given_up_and_made_again(shop):
+    answered = threading.Event()
+
+    def answering(request: Request) -> Said:
+        if len(shop.receiver.requests) == 1:
+            answered.wait(20)
+        return decide("commit")
+
+    shop.receiver.answering = answering
+    shop.put(timeout_ms=50)
+
+    found = shop.outcome(shop.begin())
+
+    assert found["state"] == "committed"
+    answered.set()
+
+
+def test_nobody_listening_is_unreachable_and_has_a_clock_of_its_own(shop):
+    with Receiver(lambda _: decide("commit")) as closed:
+        url = closed.url
+    shop.put(check_url=url)
+    held = shop.begin(unreachable_limit_ms=300)
+    waiting = shop.begin()
+
+    found = shop.outcome(held)
+
+    assert (found["state"], found["hold_reason"], found["answers"]) == ("held", "unreachable", 0)
+    assert found["last_failure"] == "unreachable: nobody takes the connection"
+    assert until(lambda: shop.look(waiting).get("last_failure"), "the try is recorded").startswith("unreachable: ")
+    # The endpoint is back, at another place.
+    shop.put(200)
+    assert shop.outcome(waiting)["state"] == "committed"
+
+
+def test_410_disables_the_endpoint_until_the_group_is_put_again(shop):
+    shop.receiver.answering = one_after_another(Said(410), decide("commit"))
+    made = shop.put()
+    transaction_id = shop.begin()
+
+    found = until(lambda: (found := ok(shop.api.get(shop.path))).get("disabled_at") and found, "it is disabled")
+
+    assert found["revision"] == made["revision"] + 1
+    assert len(shop.receiver.requests) == 1
+    assert "disabled_at" not in shop.put(200)
+    assert shop.outcome(transaction_id)["state"] == "committed"
+
+
+def test_a_decision_while_the_check_is_under_way_holds(shop):
+    go_on = threading.Event()
+
+    def answering(request: Request) -> Said:
+        go_on.wait(20)
+        return decide("commit")
+
+    shop.receiver.answering = answering
+    shop.put()
+    transaction_id = shop.begin()
+    shop.receiver.wait_for(1)
+
+    ok(shop.api.post(f"/v1/transactions/{transaction_id}/rollback"))
+    go_on.set()
+
+    other = shop.begin()
+    assert shop.outcome(other)["state"] == "committed"
+    found = shop.look(transaction_id)
+    assert (found["state"], found["resolved_by"]) == ("rolled_back", "producer")
+
+
+def test_no_more_checks_are_under_way_than_the_group_allows(shop):
+    go_on = threading.Event()
+
+    def answering(request: Request) -> Said:
+        go_on.wait(20)
+        return decide("commit")
+
+    shop.receiver.answering = answering
+    shop.put(concurrency=2)
+    begun = [shop.begin() for _ in range(6)]
+    shop.receiver.wait_under_way(2)
+    go_on.set()
+
+    assert {shop.outcome(one)["state"] for one in begun} == {"committed"}
+    assert shop.receiver.most_under_way == 2
+
+
+def test_after_a_rotation_both_secrets_verify(shop):
+    old = shop.put()["signing_secret"]
+    new = ok(shop.api.post(f"{shop.path}/rotate-secret"))["signing_secret"]
+    shop.begin()
+
+    (request,) = shop.receiver.wait_for(1)
+
+    assert len(request.headers["webhook-signature"].split(" ")) == 2
+    for secret in (old, new):
+        assert verify([secret], request.headers, request.body, now=time.time()) == request.check["check_id"]
+
+
+def test_a_host_that_is_not_listed_any_more_is_not_asked(tmp_path):
+    with Receiver(lambda _: decide("commit")) as receiver:
+        listed, unlisted = (Server(tmp_path / "data", environment=given) for given in (LISTED, {}))
+        with listed, listed.client() as api:
+            Shop(api, receiver).put()
+            listed.terminate()
+        with unlisted, unlisted.client() as api:
+            shop = Shop(api, receiver)
+            transaction_id = shop.begin()
+            failure = until(lambda: shop.look(transaction_id).get("last_failure"), "the try is recorded")
+            assert failure.startswith("unreachable: a check may not be sent there")
+            body = {"check_mode": "webhook", "check_url": receiver.url}
+            assert_problem(api.put(shop.path, json=body), 422, "check_url_refused")
+    assert receiver.requests == []
+
+
+def test_the_service_stops_while_an_endpoint_hangs_and_asks_again_under_the_same_id(tmp_path):
+    go_on = threading.Event()
+
+    def hang(request: Request) -> Said:
+        go_on.wait(20)
+        return decide("commit")
+
+    with Receiver(hang) as receiver, Server(tmp_path / "data", environment=LISTED) as server, server.client() as api:
+        shop = Shop(api, receiver)
+        shop.put(timeout_ms=60_000)
+        transaction_id = shop.begin()
+        receiver.wait_for(1)
+
+        began = time.monotonic()
+        assert server.terminate() == 0
+        assert time.monotonic() - began < 10
+
+        go_on.set()
+        server.start()
+        assert shop.outcome(transaction_id)["state"] == "committed"
+        first, second = receiver.requests
+        assert first.headers["webhook-id"] == second.headers["webhook-id"]
+
+
+def test_failed_tries_are_remembered_across_kill_9(tmp_path):
+    with (
+        Receiver(lambda _: Said(500)) as receiver,
+        Server(tmp_path / "data", environment=LISTED) as server,
+        server.client() as api,
+    ):
+        shop = Shop(api, receiver)
+        shop.put()
+        transaction_id = shop.begin()
+        until(lambda: shop.look(transaction_id).get("last_failure"), "the try is recorded")
+        server.kill()
+
+        receiver.answering = lambda _: Said(500) if not again.is_set() else decide("commit")
+        again = threading.Event()
+        server.start()
+        assert shop.look(transaction_id)["last_failure"] == "unreachable: status 500"
+        again.set()
+        found = shop.outcome(transaction_id)
+        assert (found["state"], found["answers"]) == ("committed", 0)
+        assert len({json.loads(request.body)["check_id"] for request in receiver.requests}) == 1
+
+
+def test_tries_are_counted_by_what_came_of_them(api, shop):
+    shop.receiver.answering = one_after_another(Said(500), Said(404), decide("commit"))
+    shop.put()
+    shop.outcome(shop.begin())
+
+    metrics = api.get("/metrics").text
+
+    for outcome in ("answered", "unreachable", "invalid"):
+        assert f'escrowmq_checks_sent_total{{outcome="{outcome}"}}' in metrics

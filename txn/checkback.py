@@ -1,0 +1,139 @@
+"""Sends the checks of groups that are asked, instead of waiting for them to come: as many at once as their hosts may have.
+
+A check that is under way, or waits to be sent again, is leased from the open checks like one that a producer has taken: nobody
+else gets it, and a decision made meanwhile takes it away. Which checks wait and how often they failed is in memory only; after
+a restart they are sent at once, under the same ids.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from storage.clock import Clock
+from storage.errors import CheckNotOpen, MessagingError, TransactionConflict
+from txn.coordinator import TransactionCoordinator
+from txn.open_checks import LeasedCheck
+from txn.producer import Answered, Failed, ProducerClient, Route
+from txn.retry_plan import Circuit, wait_before_retry
+
+log = structlog.get_logger()
+
+
+class CheckSender:
+    """The event loop's."""
+
+    def __init__(
+        self, coordinator: TransactionCoordinator, client: ProducerClient, clock: Clock, *, chance: Callable[[], float]
+    ) -> None:
+        """`chance`: a new number from 0 to below 1 each time."""
+        self._coordinator = coordinator
+        self._client = client
+        self._clock = clock
+        self._chance = chance
+        self._under_way: dict[str, set[asyncio.Task[None]]] = {}
+        self._circuits: dict[str, Circuit] = {}
+        self._is_stopping = False
+
+    @property
+    def under_way(self) -> int:
+        return sum(map(len, self._under_way.values()))
+
+    async def run_once(self) -> int:
+        """Begin to send what is due and has room; how many checks that is."""
+        return self._send_due()
+
+    def begin_stop(self) -> None:
+        """Send nothing new."""
+        self._is_stopping = True
+
+    async def stop(self) -> None:
+        """Give up what is under way: each check is sent again after the next start, under its id."""
+        self._is_stopping = True
+        tasks = [task for tasks in self._under_way.values() for task in tasks]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _send_due(self) -> int:
+        count = 0
+        for group in [] if self._is_stopping else self._coordinator.groups_to_ask():
+            route = self._client.route(group)
+            if route is None:
+                continue
+            under_way = self._under_way.get(route.host, ())
+            circuit = self._circuits.get(route.host) or Circuit()
+            room = circuit.room(self._clock.monotonic_ms(), concurrency=route.concurrency, under_way=len(under_way))
+            for check in self._coordinator.take_checks(group, max_checks=room) if room else ():
+                self._start(route, check)
+                count += 1
+        return count
+
+    def _start(self, route: Route, check: LeasedCheck) -> None:
+        task = asyncio.create_task(self._send(route, check), name=f"check-{check.check_id}")
+        under_way = self._under_way.setdefault(route.host, set())
+        under_way.add(task)
+
+        def ended(_: asyncio.Task[None]) -> None:
+            under_way.discard(task)
+            if not under_way and self._under_way.get(route.host) is under_way:
+                del self._under_way[route.host]
+            self._send_due()  # there is room for another one
+
+        task.add_done_callback(ended)
+
+    async def _send(self, route: Route, check: LeasedCheck) -> None:
+        transaction = check.transaction
+        if transaction.state.is_decided:
+            return
+        try:
+            outcome = await self._client.ask(transaction.producer_group, check)
+            self._note(route.host, has_failed=isinstance(outcome, Failed) and outcome.blames_host)
+            if transaction.state.is_decided:
+                log.info("check_dropped", check_id=check.check_id)
+            elif isinstance(outcome, Answered):
+                await self._answered(check, outcome)
+            else:
+                await self._failed(route, check, outcome)
+        except MessagingError as error:
+            # The store does not take what is to be written now; the producer will be asked again.
+            log.warning("check_not_recorded", check_id=check.check_id, error=str(error))
+            self._postpone(check, None)
+        except Exception:
+            log.exception("check_failed_unexpectedly", check_id=check.check_id)
+            self._postpone(check, None)
+
+    async def _answered(self, check: LeasedCheck, answer: Answered) -> None:
+        try:
+            await self._coordinator.answer_check(
+                check.transaction.producer_group,
+                check.check_id,
+                answer.decision,
+                recheck_after_ms=answer.recheck_after_ms,
+                evidence=answer.evidence,
+            )
+        except (CheckNotOpen, TransactionConflict):
+            log.info("check_dropped", check_id=check.check_id)
+
+    async def _failed(self, route: Route, check: LeasedCheck, failed: Failed) -> None:
+        group = check.transaction.producer_group
+        log.info("check_failed", check_id=check.check_id, host=route.host, why=failed.why.value, detail=failed.detail)
+        if failed.is_gone:
+            log.warning("check_endpoint_gone", producer_group=group, host=route.host)
+            await self._client.disable(group, route.host)
+        # Postponed first: what is written about it may take its time.
+        self._postpone(check, failed.retry_after_ms)
+        await self._coordinator.note_failed_check(check, failed.why.value, failed.detail)
+
+    def _postpone(self, check: LeasedCheck, retry_after_ms: int | None) -> None:
+        failures = self._coordinator.count_failure(check)
+        interval_ms = check.transaction.policy.interval_ms
+        wait_ms = wait_before_retry(interval_ms, failures=failures, retry_after_ms=retry_after_ms, chance=self._chance())
+        self._coordinator.postpone_check(check, wait_ms)
+
+    def _note(self, host: str, *, has_failed: bool) -> None:
+        if has_failed:
+            self._circuits.setdefault(host, Circuit()).note(self._clock.monotonic_ms(), has_failed=True)
+        else:
+            self._circuits.pop(host, None)
