@@ -17,6 +17,7 @@ from storage.errors import TooManyWaiting
 from storage.identifiers import Identifiers
 from storage.message import Durability
 from storage.store import MessageStore
+from txn.checkback import CheckSender
 from txn.coordinator import TransactionCoordinator
 
 
@@ -32,6 +33,7 @@ class Services:
     schedules: ScheduleService
     sent_keys: SentKeys
     webhooks: Webhooks
+    sender: CheckSender
     clock: Clock
     identifiers: Identifiers
     metrics: Metrics

@@ -191,6 +191,7 @@ class Wiring:
             schedules=schedules,
             sent_keys=sent_keys,
             webhooks=webhooks,
+            sender=sender,
             clock=clock,
             identifiers=identifiers,
             metrics=self._metrics,

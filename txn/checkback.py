@@ -43,6 +43,22 @@ class CheckSender:
         """Begin to send what is due and has room; how many checks that is."""
         return self._send_due()
 
+    async def ask_now(self, check: LeasedCheck, *, dry_run: bool) -> Answered | Failed:
+        """Ask out of turn, and act as ever on the answer, unless it is a dry run. Raises what `answer_check` raises."""
+        group = check.transaction.producer_group
+        outcome = await self._client.ask(group, check)
+        if isinstance(outcome, Answered) and not dry_run:
+            await self._coordinator.answer_check(
+                group,
+                check.check_id,
+                outcome.decision,
+                recheck_after_ms=outcome.recheck_after_ms,
+                evidence=outcome.evidence,
+            )
+        elif isinstance(outcome, Failed) and not dry_run:
+            await self._coordinator.note_failed_check(check, outcome.why.value, outcome.detail)
+        return outcome
+
     def begin_stop(self) -> None:
         """Send nothing new."""
         self._is_stopping = True

@@ -266,6 +266,15 @@ class TransactionCoordinator:
         """Hand it out again after that time, under its id."""
         self._checks.postpone(check, wait_ms)
 
+    async def make_due(self, transaction_id: str) -> Transaction:
+        """Have its check handed out at once, where none is open. Raises UnknownTransaction."""
+        transaction = await self._find(transaction_id)
+        now_ms = self._clock.wall_ms()
+        if transaction.state is TxnState.PREPARED and transaction.asked_at_ms is None:
+            transaction.next_check_at_ms = min(transaction.next_check_at_ms, now_ms)
+            self.table.look_again(transaction, now_ms)
+        return transaction
+
     async def note_failed_check(self, check: LeasedCheck, why: str, detail: str) -> None:
         """Record a try that gave no answer. Raises what `append` raises."""
         await self._uncancelled(self._note_failed(check, why, detail))

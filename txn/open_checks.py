@@ -36,6 +36,11 @@ class LeasedCheck(NamedTuple):
     lease_expires_at_ms: int
 
 
+def check_now(transaction: Transaction, now_ms: int) -> LeasedCheck:
+    """Its open check, or the one that is next, for one who asks out of turn: the first answer counts, whoever brings it."""
+    return LeasedCheck(check_id(transaction), transaction, now_ms)
+
+
 class OpenChecks:
     """The event loop's. Leases run on the monotonic clock."""
 

@@ -25,6 +25,7 @@ class Failed(NamedTuple):
     why: Failure
     detail: str
     retry_after_ms: int | None = None  # it asked to be left alone for so long
+    is_timeout: bool = False
     is_gone: bool = False  # it asked never to be asked again
     blames_host: bool = False  # other checks would fare no better there
 

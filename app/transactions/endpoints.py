@@ -8,6 +8,8 @@ from app.operations import IDEMPOTENCY_KEY, WRITING, answer, operation
 from app.transactions import handlers
 from app.transactions.schemas import (
     BeginInput,
+    CheckNowInput,
+    CheckNowResult,
     Decision,
     GetTransactionQuery,
     ListTransactionsQuery,
@@ -113,6 +115,23 @@ async def commit_transaction(transaction_id: TransactionId, request: Request) ->
 async def rollback_transaction(transaction_id: TransactionId, request: Request) -> Response:
     """Roll back. Nobody will ever see the messages. The first decision wins."""
     return await answer(request, handlers.rollback, transaction_id)
+
+
+@router.post(
+    "/v1/transactions/{transaction_id}/check",
+    **operation(
+        "checkTransaction",
+        tag="transactions",
+        body=CheckNowInput,
+        example={"dry_run": False},
+        body_is_optional=True,
+        answers={200: CheckNowResult},
+        problems=[*_DECIDING, "unsupported_combination"],
+    ),
+)
+async def check_transaction(transaction_id: TransactionId, request: Request) -> Response:
+    """Ask the producer now. What it answers counts as if it had been asked in turn, unless it is a dry run."""
+    return await answer(request, handlers.check, transaction_id)
 
 
 @router.post(

@@ -14,6 +14,8 @@ from app.problems import FieldError, Refusal, as_refusal, invalid_field
 from app.services import Services
 from app.transactions.schemas import (
     BeginInput,
+    CheckNowInput,
+    CheckNowResult,
     Decision,
     GetTransactionQuery,
     ListTransactionsQuery,
@@ -32,9 +34,12 @@ from storage.message import Message
 from txn import pending
 from txn.checkback_plan import CheckbackPolicy, OnExhausted
 from txn.coordinator import Begin, Outcome
-from txn.states import Resolver, TxnState
+from txn.open_checks import check_now
+from txn.producer import Failed
+from txn.states import Resolver, TxnEvent, TxnState, next_state
 
 _begin_decoder = msgspec.json.Decoder(BeginInput)
+_check_decoder = msgspec.json.Decoder(CheckNowInput)
 _nothing_decoder = msgspec.json.Decoder(NothingInput)
 _rollback_decoder = msgspec.json.Decoder(RollbackInput)
 _resolve_decoder = msgspec.json.Decoder(ResolveInput)
@@ -128,6 +133,37 @@ async def resolve(services: Services, call: Call, transaction_id: str) -> Reply:
 async def resume(services: Services, call: Call, transaction_id: str) -> Reply:
     call.decode(_nothing_decoder)
     return reply(200, transaction_view(await services.transactions.resume(transaction_id)))
+
+
+async def check(services: Services, call: Call, transaction_id: str) -> Reply:
+    dry_run = call.decode(_check_decoder).dry_run
+    transaction = await services.transactions.get(transaction_id)
+    if transaction.state.is_decided:
+        detail = f"transaction {transaction_id} is {transaction.state.replace('_', ' ')}; there is nothing to ask"
+        raise TransactionConflict(detail, state=transaction.state, resolved_by=transaction.resolved_by or "")
+    group = services.producer_groups.find(transaction.producer_group)
+    if group is None or group.webhook is None:
+        if dry_run:
+            raise Refusal("unsupported_combination", "the group's checks are polled for: nobody can be asked on trial")
+        await services.transactions.make_due(transaction_id)
+        return reply(200, CheckNowResult(state=transaction.state.value))
+    if group.webhook.disabled_at_ms is not None:
+        detail = "the endpoint said 410; put the producer group again to have it asked"
+        return reply(200, CheckNowResult(state=transaction.state.value, decision="none", reason="disabled", detail=detail))
+    was = transaction.state
+    outcome = await services.sender.ask_now(check_now(transaction, services.clock.wall_ms()), dry_run=dry_run)
+    result = CheckNowResult(state=transaction.state.value)
+    if isinstance(outcome, Failed):
+        result.decision = "none"
+        result.reason = "timeout" if outcome.is_timeout else outcome.why.value
+        result.detail = outcome.detail
+        return reply(200, result)
+    result.decision = outcome.decision.value
+    result.latency_ms = outcome.latency_ms
+    result.evidence = UNSET if outcome.evidence is None else outcome.evidence
+    if dry_run and outcome.decision is not TxnEvent.UNKNOWN:
+        result.would_change = f"{was.value} → {next_state(transaction_id, was, outcome.decision).value}"
+    return reply(200, result)
 
 
 # --------------------------------------------------------------------------------------------------------------- helpers

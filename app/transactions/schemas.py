@@ -136,6 +136,26 @@ class ListTransactionsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=
     page_token: PageToken | UnsetType = UNSET
 
 
+class CheckNowInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`dry_run`: ask, and change nothing whatever the answer is."""
+
+    dry_run: bool = False
+
+
+class CheckNowResult(msgspec.Struct, kw_only=True):
+    """What the producer said. A group that is polled is not asked: its work item is due at once."""
+
+    state: Annotated[str, Meta(description="Of the transaction, now.")]
+    decision: Annotated[str, Meta(description="commit, rollback, unknown; none: there was no answer.")] | UnsetType = UNSET
+    would_change: Annotated[str, Meta(description="With dry_run: what the answer would have changed.")] | UnsetType = UNSET
+    latency_ms: int | UnsetType = UNSET
+    evidence: dict[str, str] | UnsetType = UNSET
+    reason: (
+        Annotated[str, Meta(description="Why there was no answer: timeout, unreachable, invalid or disabled.")] | UnsetType
+    ) = UNSET
+    detail: str | UnsetType = UNSET
+
+
 class NothingInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """No field is taken; the body may be left out."""
 

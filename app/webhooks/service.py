@@ -91,7 +91,7 @@ class Webhooks:
         except AnswerTooLong:
             return Failed(Failure.INVALID, f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
         except TimeoutError:
-            return Failed(Failure.UNREACHABLE, f"no answer within {timeout_ms} ms", blames_host=True)
+            return Failed(Failure.UNREACHABLE, f"no answer within {timeout_ms} ms", is_timeout=True, blames_host=True)
         except (OSError, httpx.HTTPError) as error:
             return Failed(Failure.UNREACHABLE, _reason(error), blames_host=True)
         latency_ms = self._clock.monotonic_ms() - began_ms

@@ -327,6 +327,7 @@ def answer_checks(generated: Generated) -> None:
     assert (unknown.accepted, unknown.results[0].state) == (1, "held")
     resumed = generated.call("resumeTransaction", begun.transaction_id, body=generated.body("resumeTransaction"), status=200)
     assert (resumed.state, resumed.answers) == ("prepared", 0)
+    assert generated.call("checkTransaction", begun.transaction_id, status=200).state == "prepared"
     committed = answered(generated, begun.transaction_id, "commit", status=200)
     assert committed.results[0].state == "committed"
     refused = generated.call("answerChecks", "answerers", body=generated.body("answerChecks"), status=207)

@@ -340,6 +340,100 @@ def test_failed_tries_are_remembered_across_kill_9(tmp_path):
         assert len({json.loads(request.body)["check_id"] for request in receiver.requests}) == 1
 
 
+LATER = {"first_after_ms": 3_600_000}
+
+
+def check_now(shop: Shop, transaction_id: str, **fields: Any) -> dict[str, Any]:
+    answer = ok(shop.api.post(f"/v1/transactions/{transaction_id}/check", json=fields))
+    assert answer.pop("latency_ms", 0) >= 0
+    return answer
+
+
+@pytest.mark.parametrize(("decision", "state"), [("commit", "committed"), ("rollback", "rolled_back"), ("unknown", "prepared")])
+def test_a_producer_may_be_asked_before_its_check_is_due(shop, decision, state):
+    shop.receiver.answering = lambda _: decide(decision, evidence={"table": "order_outbox"})
+    shop.put()
+    transaction_id = shop.begin(**LATER, interval_ms=3_600_000)
+
+    said = check_now(shop, transaction_id)
+
+    assert said == {"decision": decision, "state": state, "evidence": {"table": "order_outbox"}}
+    found = shop.look(transaction_id)
+    assert (found["state"], found["answers"]) == (state, decision == "unknown")
+    assert found.get("resolved_by") == ("check" if state != "prepared" else None)
+
+
+def test_a_dry_run_asks_and_changes_nothing(shop):
+    shop.put()
+    transaction_id = shop.begin(**LATER)
+
+    said = check_now(shop, transaction_id, dry_run=True)
+
+    assert said == {"decision": "commit", "state": "prepared", "would_change": "prepared → committed"}
+    found = shop.look(transaction_id)
+    assert (found["state"], found["answers"], found["revision"]) == ("prepared", 0, 1)
+    shop.receiver.answering = lambda _: decide("unknown")
+    assert check_now(shop, transaction_id, dry_run=True) == {"decision": "unknown", "state": "prepared"}
+
+
+def test_asked_out_of_turn_no_answer_is_none_and_says_why(shop):
+    go_on = threading.Event()
+
+    def hang(request: Request) -> Said:
+        go_on.wait(20)
+        return decide("commit")
+
+    shop.put(timeout_ms=50)
+    transaction_id = shop.begin(**LATER)
+
+    shop.receiver.answering = hang
+    slow = check_now(shop, transaction_id)
+    go_on.set()
+    shop.receiver.answering = lambda _: Said(404)
+    wrong = check_now(shop, transaction_id)
+    shop.receiver.answering = lambda _: Said(500)
+    down = check_now(shop, transaction_id, dry_run=True)
+
+    assert [(one["decision"], one["reason"], one["state"]) for one in (slow, wrong, down)] == [
+        ("none", "timeout", "prepared"),
+        ("none", "invalid", "prepared"),
+        ("none", "unreachable", "prepared"),
+    ]
+
+
+def test_a_held_transaction_may_be_checked_and_a_decided_one_not(shop):
+    shop.receiver.answering = lambda _: decide("unknown")
+    shop.put()
+    transaction_id = shop.begin(max_answers=1)
+    assert shop.outcome(transaction_id)["state"] == "held"
+    assert check_now(shop, transaction_id) == {"decision": "unknown", "state": "held"}
+
+    shop.receiver.answering = lambda _: decide("rollback")
+    said = check_now(shop, transaction_id, dry_run=True)
+    assert said == {"decision": "rollback", "state": "held", "would_change": "held → rolled_back"}
+    assert check_now(shop, transaction_id) == {"decision": "rollback", "state": "rolled_back"}
+
+    found = shop.look(transaction_id)
+    assert (found["resolved_by"], found["late"]) == ("check", True)
+    again = shop.api.post(f"/v1/transactions/{transaction_id}/check")
+    assert assert_problem(again, 409, "transaction_already_resolved")["context"]["state"] == "rolled_back"
+
+
+def test_the_work_item_of_a_polled_group_is_due_at_once_and_has_no_dry_run(api):
+    path = "/v1/producer-groups/polled"
+    body = {"producer_group": "polled", "messages": [{"topic": "orders", "message": {"json": 1}}], "check": LATER}
+    transaction_id = ok(api.post("/v1/transactions", json=body), 201)["transaction_id"]
+    check = f"/v1/transactions/{transaction_id}/check"
+    assert ok(api.post(f"{path}/checks/receive"))["checks"] == []
+
+    assert_problem(api.post(check, json={"dry_run": True}), 422, "unsupported_combination")
+    assert ok(api.post(check)) == {"state": "prepared"}
+
+    (item,) = ok(api.post(f"{path}/checks/receive", json={"wait_ms": WAIT_MS}))["checks"]
+    assert item["transaction_id"] == transaction_id
+    assert_problem(api.post("/v1/transactions/nobody/check"), 404, "transaction_not_found")
+
+
 def test_tries_are_counted_by_what_came_of_them(api, shop):
     shop.receiver.answering = one_after_another(Said(500), Said(404), decide("commit"))
     shop.put()
