@@ -54,9 +54,10 @@ class CheckSender:
                 outcome.decision,
                 recheck_after_ms=outcome.recheck_after_ms,
                 evidence=outcome.evidence,
+                latency_ms=outcome.latency_ms,
             )
         elif isinstance(outcome, Failed) and not dry_run:
-            await self._coordinator.note_failed_check(check, outcome.why.value, outcome.detail)
+            await self._coordinator.note_failed_check(check, outcome.why.value, outcome.detail, latency_ms=outcome.latency_ms)
         return outcome
 
     def begin_stop(self) -> None:
@@ -128,6 +129,7 @@ class CheckSender:
                 answer.decision,
                 recheck_after_ms=answer.recheck_after_ms,
                 evidence=answer.evidence,
+                latency_ms=answer.latency_ms,
             )
         except (CheckNotOpen, TransactionConflict):
             log.info("check_dropped", check_id=check.check_id)
@@ -140,7 +142,7 @@ class CheckSender:
             await self._client.disable(group, route.host)
         # Postponed first: what is written about it may take its time.
         self._postpone(check, failed.retry_after_ms)
-        await self._coordinator.note_failed_check(check, failed.why.value, failed.detail)
+        await self._coordinator.note_failed_check(check, failed.why.value, failed.detail, latency_ms=failed.latency_ms)
 
     def _postpone(self, check: LeasedCheck, retry_after_ms: int | None) -> None:
         failures = self._coordinator.count_failure(check)

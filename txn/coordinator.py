@@ -18,6 +18,7 @@ from storage.errors import (
     CheckNotOpen,
     IdempotencyInProgress,
     IdempotencyKeyReused,
+    NotSupportedByEngine,
     OffsetExpired,
     TooManyOpenTransactions,
     TransactionExists,
@@ -29,7 +30,7 @@ from storage.formats.properties import SCHEDULE_ID
 from storage.identifiers import Identifiers
 from storage.message import Appended, Durability, Message, QueueId, StoredMessage, TransactionBits
 from storage.store import AppliedPrefix, KeyLookup, MessageStore, Snapshot, Snapshots, SyncedPosition, find_message
-from txn import half_message
+from txn import half_message, history
 from txn.checkback_plan import CheckbackPolicy, HoldReason, OnExhausted, Plan, Step, plan_check
 from txn.half_message import (
     CHECK_QUEUE,
@@ -44,6 +45,7 @@ from txn.half_message import (
     Op,
     Resumed,
 )
+from txn.history import Event
 from txn.open_checks import LeasedCheck, OpenChecks, parse_check_id
 from txn.options import TransactionOptions
 from txn.pending import Transaction, TransactionTable, TxnMessage, from_halves
@@ -196,6 +198,22 @@ class TransactionCoordinator:
         await self._locate_finals(transaction)
         return transaction
 
+    async def history(self, transaction_id: str) -> list[Event]:
+        """What happened to it, oldest first. Raises UnknownTransaction, NotSupportedByEngine."""
+        transaction = await self._find(transaction_id)
+        if not isinstance(self._store, KeyLookup):
+            raise NotSupportedByEngine("the engine does not find messages by their key")
+        find = self._store.find_messages
+        checks = await find(transaction_id, topics=[CHECK_QUEUE.topic], max_messages=_MOST_CHECKS)
+        ops: list[StoredMessage] = []
+        if transaction.state.is_decided:
+            ops = await find(transaction_id, topics=[OP_QUEUE.topic], max_messages=1)
+        try:
+            halves = await self._store.read(HALF_QUEUE, transaction.sequence, max_messages=1, max_bytes=_READ_BYTES)
+        except OffsetExpired:
+            halves = []
+        return history.tell(halves[0] if halves else None, checks[::-1], ops[0] if ops else None)
+
     async def wait_until_not_prepared(self, transaction_id: str, *, timeout_ms: int) -> None:
         """Return as soon as the state is another one, the time is up, or the service stops."""
         transaction = await self._find(transaction_id)
@@ -235,6 +253,7 @@ class TransactionCoordinator:
         *,
         recheck_after_ms: int | None = None,
         evidence: dict[str, str] | None = None,
+        latency_ms: int | None = None,
     ) -> Transaction:
         """A producer's word on a check of its own. Raises CheckNotOpen, TransactionConflict, and what `append` raises."""
         parsed = parse_check_id(check_id)
@@ -248,7 +267,7 @@ class TransactionCoordinator:
             return (await self.commit(transaction.transaction_id, by=Resolver.CHECK)).transaction
         if decision is TxnEvent.ROLLBACK:
             return (await self.rollback(transaction.transaction_id, by=Resolver.CHECK)).transaction
-        return await self._uncancelled(self._answered_unknown(transaction, number, recheck_after_ms, evidence))
+        return await self._uncancelled(self._answered_unknown(transaction, number, recheck_after_ms, evidence, latency_ms))
 
     def groups_to_ask(self) -> list[str]:
         """The producer groups that have an open check which nobody has taken."""
@@ -275,9 +294,9 @@ class TransactionCoordinator:
             self.table.look_again(transaction, now_ms)
         return transaction
 
-    async def note_failed_check(self, check: LeasedCheck, why: str, detail: str) -> None:
+    async def note_failed_check(self, check: LeasedCheck, why: str, detail: str, *, latency_ms: int) -> None:
         """Record a try that gave no answer. Raises what `append` raises."""
-        await self._uncancelled(self._note_failed(check, why, detail))
+        await self._uncancelled(self._note_failed(check, why, detail, latency_ms))
 
     async def run_once(self, now_ms: int) -> int:
         """One sweep: offer the checks that are due, end what is exhausted; how many transactions it acted on."""
@@ -542,7 +561,12 @@ class TransactionCoordinator:
         self._changed(transaction)
 
     async def _answered_unknown(
-        self, transaction: Transaction, number: int, recheck_after_ms: int | None, evidence: dict[str, str] | None
+        self,
+        transaction: Transaction,
+        number: int,
+        recheck_after_ms: int | None,
+        evidence: dict[str, str] | None,
+        latency_ms: int | None,
     ) -> Transaction:
         async with self._turns.of(transaction.transaction_id):
             state = next_state(
@@ -561,6 +585,7 @@ class TransactionCoordinator:
                 check_number=number,
                 next_check_at_ms=now_ms + wait_ms,
                 evidence=evidence,
+                latency_ms=latency_ms,
             )
             await self._record(event)
             plan = self._plan(transaction, now_ms)
@@ -569,7 +594,7 @@ class TransactionCoordinator:
                 await self._end_checks(transaction, plan.reason)
             return transaction
 
-    async def _note_failed(self, check: LeasedCheck, why: str, detail: str) -> None:
+    async def _note_failed(self, check: LeasedCheck, why: str, detail: str, latency_ms: int) -> None:
         transaction = check.transaction
         async with self._turns.of(transaction.transaction_id):
             if transaction.state is not TxnState.PREPARED or transaction.asked_at_ms is None:
@@ -581,6 +606,7 @@ class TransactionCoordinator:
                 asked_at_ms=transaction.asked_at_ms,
                 why=why,
                 detail=detail,
+                latency_ms=latency_ms,
             )
             await self._append([self._check_message(event)], Durability.BUFFERED)
             self.table.apply(event)

@@ -70,6 +70,7 @@ class AnsweredUnknown(CheckEvent, frozen=True, omit_defaults=True, tag="answered
     check_number: int
     next_check_at_ms: int
     evidence: dict[str, str] | None = None
+    latency_ms: int | None = None  # from the moment it was sent; None where a producer came for it
 
 
 class Held(CheckEvent, frozen=True, omit_defaults=True, tag="held"):
@@ -87,6 +88,7 @@ class CheckFailed(CheckEvent, frozen=True, omit_defaults=True, tag="check_failed
     asked_at_ms: int  # since when nobody has answered
     why: str
     detail: str
+    latency_ms: int | None = None
 
 
 AnyCheckEvent = AnsweredUnknown | Held | Resumed | CheckFailed

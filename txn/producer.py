@@ -16,7 +16,7 @@ class Failure(StrEnum):
 
 class Answered(NamedTuple):
     decision: TxnEvent
-    latency_ms: int
+    latency_ms: int = 0
     recheck_after_ms: int | None = None
     evidence: dict[str, str] | None = None
 
@@ -24,6 +24,7 @@ class Answered(NamedTuple):
 class Failed(NamedTuple):
     why: Failure
     detail: str
+    latency_ms: int = 0
     retry_after_ms: int | None = None  # it asked to be left alone for so long
     is_timeout: bool = False
     is_gone: bool = False  # it asked never to be asked again

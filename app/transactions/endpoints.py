@@ -11,12 +11,14 @@ from app.transactions.schemas import (
     CheckNowInput,
     CheckNowResult,
     Decision,
+    Explanation,
     GetTransactionQuery,
     ListTransactionsQuery,
     NothingInput,
     ResolveInput,
     RollbackInput,
     Transaction,
+    TransactionHistory,
     TransactionPage,
 )
 
@@ -81,6 +83,29 @@ async def list_transactions(request: Request) -> Response:
 async def get_transaction(transaction_id: TransactionId, request: Request) -> Response:
     """Look at a transaction. With `wait_ms` the answer waits until it is no longer prepared."""
     return await answer(request, handlers.get, transaction_id)
+
+
+@router.get(
+    "/v1/transactions/{transaction_id}/history",
+    **operation(
+        "getTransactionHistory",
+        tag="transactions",
+        answers={200: TransactionHistory},
+        problems=["transaction_not_found", "record_corrupt", "not_supported_by_engine"],
+    ),
+)
+async def get_transaction_history(transaction_id: TransactionId, request: Request) -> Response:
+    """What happened to a transaction. As the log tells it, oldest first."""
+    return await answer(request, handlers.history, transaction_id)
+
+
+@router.get(
+    "/v1/transactions/{transaction_id}/explain",
+    **operation("explainTransaction", tag="transactions", answers={200: Explanation}, problems=["transaction_not_found"]),
+)
+async def explain_transaction(transaction_id: TransactionId, request: Request) -> Response:
+    """A transaction in words. How it stands, why, and what comes next."""
+    return await answer(request, handlers.explain, transaction_id)
 
 
 @router.post(

@@ -12,6 +12,7 @@ from app.exchange import Call, Reply, reply
 from app.messages.build import build, check_text
 from app.problems import FieldError, Refusal, as_refusal, invalid_field
 from app.services import Services
+from app.transactions.explain import explain as in_words
 from app.transactions.schemas import (
     BeginInput,
     CheckNowInput,
@@ -23,6 +24,8 @@ from app.transactions.schemas import (
     ResolveInput,
     RollbackInput,
     Transaction,
+    TransactionEvent,
+    TransactionHistory,
     TransactionMessage,
     TransactionMessageInput,
     TransactionPage,
@@ -34,6 +37,7 @@ from storage.message import Message
 from txn import pending
 from txn.checkback_plan import CheckbackPolicy, OnExhausted
 from txn.coordinator import Begin, Outcome
+from txn.history import Event
 from txn.open_checks import check_now
 from txn.producer import Failed
 from txn.states import Resolver, TxnEvent, TxnState, next_state
@@ -133,6 +137,17 @@ async def resolve(services: Services, call: Call, transaction_id: str) -> Reply:
 async def resume(services: Services, call: Call, transaction_id: str) -> Reply:
     call.decode(_nothing_decoder)
     return reply(200, transaction_view(await services.transactions.resume(transaction_id)))
+
+
+async def history(services: Services, _: Call, transaction_id: str) -> Reply:
+    events = await services.transactions.history(transaction_id)
+    return reply(200, TransactionHistory(items=[_event_view(event) for event in events]))
+
+
+async def explain(services: Services, _: Call, transaction_id: str) -> Reply:
+    transaction = await services.transactions.get(transaction_id)
+    group = services.producer_groups.find(transaction.producer_group)
+    return reply(200, in_words(transaction, group, services.clock.wall_ms()))
 
 
 async def check(services: Services, call: Call, transaction_id: str) -> Reply:
@@ -245,6 +260,11 @@ def transaction_view(transaction: pending.Transaction) -> Transaction:
         reason=transaction.reason or UNSET,
         revision=transaction.revision,
     )
+
+
+def _event_view(event: Event) -> TransactionEvent:
+    known = {name: value for name, value in msgspec.structs.asdict(event).items() if value is not None}
+    return TransactionEvent(at=codec.rfc3339(known.pop("at_ms")), **known)
 
 
 def _decision_view(outcome: Outcome) -> Decision:

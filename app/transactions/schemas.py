@@ -156,6 +156,44 @@ class CheckNowResult(msgspec.Struct, kw_only=True):
     detail: str | UnsetType = UNSET
 
 
+class TransactionEvent(msgspec.Struct, kw_only=True):
+    """Something that happened to a transaction."""
+
+    at: Timestamp
+    event: Annotated[
+        str,
+        Meta(
+            description="half_stored, check_sent, check_answered, check_failed, held, resumed, committed or rolled_back;"
+            " releases to come may add others."
+        ),
+    ]
+    log_offset: Offset | UnsetType = UNSET
+    attempt: Annotated[int, Meta(description="Of its check, from 1.")] | UnsetType = UNSET
+    via: str | UnsetType = UNSET
+    decision: str | UnsetType = UNSET
+    latency_ms: int | UnsetType = UNSET
+    evidence: dict[str, str] | UnsetType = UNSET
+    why: Annotated[str, Meta(description="unreachable or invalid.")] | UnsetType = UNSET
+    detail: str | UnsetType = UNSET
+    hold_reason: str | UnsetType = UNSET
+    by: str | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+
+
+class TransactionHistory(msgspec.Struct, kw_only=True):
+    """What happened to a transaction, oldest first."""
+
+    items: list[TransactionEvent]
+
+
+class Explanation(msgspec.Struct, kw_only=True):
+    """A transaction in words."""
+
+    summary: str
+    facts: list[str]
+    next: Annotated[str, Meta(description="What happens next and when, or what to do.")]
+
+
 class NothingInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """No field is taken; the body may be left out."""
 

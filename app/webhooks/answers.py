@@ -41,7 +41,7 @@ class CheckAnswer(msgspec.Struct, kw_only=True):
     evidence: Annotated[dict[str, str], Meta(max_length=32, description="Kept with the answer.")] | UnsetType = UNSET
 
 
-def read_answer(answer: Answer, *, latency_ms: int, now_ms: int) -> Answered | Failed:
+def read_answer(answer: Answer, *, now_ms: int) -> Answered | Failed:
     """What an endpoint's answer means."""
     if answer.status != 200:
         return _refused(answer, now_ms)
@@ -62,7 +62,6 @@ def read_answer(answer: Answer, *, latency_ms: int, now_ms: int) -> Answered | F
         return _invalid(f"the evidence is longer than {MAX_EVIDENCE_BYTES} bytes of JSON")
     return Answered(
         TxnEvent(given.decision),
-        latency_ms,
         recheck_after_ms=None if given.recheck_after_ms is UNSET else given.recheck_after_ms,
         evidence=None if given.evidence is UNSET else given.evidence,
     )

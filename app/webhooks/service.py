@@ -60,7 +60,9 @@ class Webhooks:
         return Route(self._host(webhook.settings.check_url), webhook.settings.concurrency)
 
     async def ask(self, group: str, check: LeasedCheck) -> Answered | Failed:
+        began_ms = self._clock.monotonic_ms()
         outcome = await self._ask(group, check)
+        outcome = outcome._replace(latency_ms=self._clock.monotonic_ms() - began_ms)
         if isinstance(outcome, Answered):
             self._metrics.checks_answered.labels(outcome.decision.value).inc()
         self._metrics.checks_sent.labels("answered" if isinstance(outcome, Answered) else outcome.why.value).inc()
@@ -80,7 +82,6 @@ class Webhooks:
             return Failed(Failure.UNREACHABLE, "the group is not asked by webhook any more")
         timeout_ms = webhook.settings.timeout_ms
         now_ms = self._clock.wall_ms()
-        began_ms = self._clock.monotonic_ms()
         body = msgspec.json.encode(question(check, now_ms))
         signed = sign(webhook.secrets(now_ms), webhook_id=check.check_id, timestamp=now_ms // 1000, body=body)
         try:
@@ -94,8 +95,7 @@ class Webhooks:
             return Failed(Failure.UNREACHABLE, f"no answer within {timeout_ms} ms", is_timeout=True, blames_host=True)
         except (OSError, httpx.HTTPError) as error:
             return Failed(Failure.UNREACHABLE, _reason(error), blames_host=True)
-        latency_ms = self._clock.monotonic_ms() - began_ms
-        return read_answer(answer, latency_ms=latency_ms, now_ms=self._clock.wall_ms())
+        return read_answer(answer, now_ms=self._clock.wall_ms())
 
     def _host(self, url: str) -> str:
         try:

@@ -313,6 +313,9 @@ def decide_transactions(generated: Generated) -> None:
     assert conflict.context.to_dict() == {"state": "committed", "resolved_by": "producer"}
     seen = generated.call("getTransaction", committed.transaction_id, status=200)
     assert (seen.state, seen.resolved_at, seen.messages) == ("committed", done.resolved_at, done.messages)
+    events = generated.call("getTransactionHistory", committed.transaction_id, status=200).items
+    assert [event.event for event in events] == ["half_stored", "committed"]
+    assert "was committed by its producer" in generated.call("explainTransaction", committed.transaction_id, status=200).summary
     listed = generated.call("listTransactions", producer_group="deciders", state="committed,rolled_back", status=200)
     assert [one.transaction_id for one in listed.items] == [one.transaction_id for one in (committed, rolled_back, resolved)]
 

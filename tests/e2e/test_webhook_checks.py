@@ -434,6 +434,85 @@ def test_the_work_item_of_a_polled_group_is_due_at_once_and_has_no_dry_run(api):
     assert_problem(api.post("/v1/transactions/nobody/check"), 404, "transaction_not_found")
 
 
+def events(shop: Shop, transaction_id: str) -> list[dict[str, Any]]:
+    return ok(shop.api.get(f"/v1/transactions/{transaction_id}/history"))["items"]
+
+
+def test_the_history_tells_of_every_try_and_every_answer(shop):
+    shop.receiver.answering = one_after_another(
+        Said(500), decide("unknown", evidence={"row": "1"}), Said(404), decide("commit")
+    )
+    shop.put()
+    transaction_id = shop.begin()
+    shop.outcome(transaction_id)
+
+    told = events(shop, transaction_id)
+
+    assert [event["event"] for event in told] == [
+        *("half_stored", "check_sent", "check_failed", "check_sent", "check_answered", "check_sent", "check_failed"),
+        *("check_answered", "committed"),
+    ]
+    assert [event["at"] for event in told] == sorted(event["at"] for event in told)
+    sent = [event for event in told if event["event"] == "check_sent"]
+    assert [(event["attempt"], event["via"]) for event in sent] == [(1, "webhook"), (2, "webhook"), (1, "webhook")]
+    failed = [event for event in told if event["event"] == "check_failed"]
+    assert [(event["why"], event["detail"]) for event in failed] == [("unreachable", "status 500"), ("invalid", "status 404")]
+    first, second = [event for event in told if event["event"] == "check_answered"]
+    assert (first["decision"], first["evidence"], second["decision"]) == ("unknown", {"row": "1"}, "commit")
+    assert first["latency_ms"] >= 0
+    assert told[-1]["by"] == "check"
+    assert all(event["log_offset"] >= 0 for event in (told[0], told[-1]))
+
+
+def test_the_history_tells_of_holds_and_what_people_did(shop):
+    shop.receiver.answering = lambda _: decide("unknown")
+    shop.put()
+    transaction_id = shop.begin(max_answers=1)
+    shop.outcome(transaction_id)
+    shop.receiver.answering = lambda _: decide("unknown", recheck_after_ms=1)
+    ok(shop.api.post(f"/v1/transactions/{transaction_id}/resume"))
+    shop.outcome(transaction_id)
+    ok(shop.api.post(f"/v1/transactions/{transaction_id}/resolve", json={"decision": "rollback", "reason": "INC-311"}))
+
+    told = [event for event in events(shop, transaction_id) if not event["event"].startswith("check_")]
+
+    assert [event["event"] for event in told] == ["half_stored", "held", "resumed", "held", "rolled_back"]
+    assert told[1]["hold_reason"] == "answers_exhausted"
+    assert (told[-1]["by"], told[-1]["reason"]) == ("operator", "INC-311")
+
+
+def explained(shop: Shop, transaction_id: str) -> str:
+    """All of it as one text."""
+    words = ok(shop.api.get(f"/v1/transactions/{transaction_id}/explain"))
+    assert set(words) == {"summary", "facts", "next"}
+    for sentence in (words["summary"], words["next"], *words["facts"]):
+        assert sentence.endswith(".")
+    return " ".join([words["summary"], *words["facts"], words["next"]])
+
+
+def test_a_transaction_is_explained_in_words(shop):
+    shop.receiver.answering = lambda _: Said(503)
+    shop.put()
+    early, asked = shop.begin(**LATER), shop.begin()
+    held = shop.begin(unreachable_limit_ms=50)
+    until(lambda: shop.look(asked).get("last_failure"), "the try is recorded")
+    shop.outcome(held)
+
+    assert f"Its check is due at {shop.look(early)['next_check_at']}" in explained(shop, early)
+    assert "gave no answer: unreachable: status 503." in explained(shop, asked)
+    assert "Its producer is asked until it answers. Without an answer it is held at" in explained(shop, asked)
+    assert "is held: nobody answered" in explained(shop, held)
+    assert "resolve it, or resume it" in explained(shop, held)
+    ok(shop.api.post(f"/v1/transactions/{asked}/commit"))
+    assert "was committed by its producer at" in explained(shop, asked)
+    assert "the first decision wins" in explained(shop, asked)
+
+
+def test_a_transaction_that_nobody_began_has_neither_history_nor_explanation(api):
+    for what in ("history", "explain"):
+        assert_problem(api.get(f"/v1/transactions/nobody/{what}"), 404, "transaction_not_found")
+
+
 def test_tries_are_counted_by_what_came_of_them(api, shop):
     shop.receiver.answering = one_after_another(Said(500), Said(404), decide("commit"))
     shop.put()

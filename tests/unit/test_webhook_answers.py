@@ -15,24 +15,24 @@ COMMIT = b'{"decision":"commit"}'
 
 
 def read(body: bytes = COMMIT, status: int = 200, headers=JSON) -> Answered | Failed:
-    return read_answer(Answer(status, headers, body), latency_ms=7, now_ms=NOW_MS)
+    return read_answer(Answer(status, headers, body), now_ms=NOW_MS)
 
 
 @pytest.mark.parametrize("decision", ["commit", "rollback", "unknown"])
 def test_the_three_words_are_answers(decision):
     answer = read(json.dumps({"decision": decision}).encode())
 
-    assert answer == Answered(TxnEvent(decision), 7)
+    assert answer == Answered(TxnEvent(decision))
 
 
 def test_an_answer_may_say_when_to_ask_again_and_what_it_found_and_more():
     body = {"decision": "unknown", "recheck_after_ms": 500, "evidence": {"row": "order_outbox:8812"}, "took": 3, "note": None}
 
-    assert read(json.dumps(body).encode()) == Answered(TxnEvent.UNKNOWN, 7, 500, {"row": "order_outbox:8812"})
+    assert read(json.dumps(body).encode()) == Answered(TxnEvent.UNKNOWN, 0, 500, {"row": "order_outbox:8812"})
 
 
 def test_null_is_as_good_as_absent():
-    assert read(b'{"decision":"commit","recheck_after_ms":null,"evidence":null}') == Answered(TxnEvent.COMMIT, 7)
+    assert read(b'{"decision":"commit","recheck_after_ms":null,"evidence":null}') == Answered(TxnEvent.COMMIT)
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "Application/JSON", "application/json; charset=utf-8"])
