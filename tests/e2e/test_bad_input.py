@@ -512,6 +512,8 @@ def routes() -> Iterator[Case]:
         "/V1/topics",
         "/v1/schedules/",
         "/v1/transactions/{open}/history",
+        "/v1/schedules",
+        "/v1/transactions/{open}/past",
         "/v1/groups/billing/receive",
         "/v1/%74opics/",
         "/favicon.ico",
