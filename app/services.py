@@ -10,8 +10,8 @@ from app.observability import Metrics
 from app.registry.groups import ConsumerGroups, ProducerGroups
 from app.registry.topics import Topics
 from app.sent_keys import SentKeys
-from scheduler.schedule_service import ScheduleService
 from app.webhooks.service import Webhooks
+from scheduler.schedule_service import ScheduleService
 from storage.clock import Clock
 from storage.errors import TooManyWaiting
 from storage.identifiers import Identifiers

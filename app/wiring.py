@@ -19,9 +19,9 @@ from app.registry.vault import CannotOpen, Vault
 from app.sent_keys import SentKeys
 from app.services import Services
 from app.settings import Settings
+from app.webhooks.service import Webhooks
 from scheduler.schedule_service import ScheduleService
 from scheduler.scheduled_message import put_off
-from app.webhooks.service import Webhooks
 from scheduler.ticker import Ticker
 from storage.clock import Clock, SystemClock
 from storage.errors import DirectoryInUse, StorageError, StorageFull, StoreClosed, StoreRecovering, UnavailableError
@@ -112,8 +112,6 @@ class Wiring:
             "store_writable": "ok",  # else the process ends
             "dispatch_lag": "ok",  # the queues are derived in the turn in which a message becomes visible
             "scheduler": failed.get("schedules") or failed.get("schedule_snapshots") or failed.get("snapshots", "ok"),
-            "checker": failed.get("checkback", "ok"),
-            "scheduler": failed.get("snapshots", "ok"),
             "checker": failed.get("checkback", failed.get("webhooks", "ok")),
         }
         failing = {name: what for name, what in checks.items() if what != "ok"}
@@ -172,7 +170,6 @@ class Wiring:
         log.info("schedules_open", scheduled=schedules.table.scheduled_count, replayed=followed)
         stack.push_async_callback(schedules.save_snapshot)
         stack.push_async_callback(schedules.drain)
-        webhooks = Webhooks(settings.webhook)
         webhooks = Webhooks(settings.webhook, producer_groups, clock, self._metrics, version=version("escrowmq"))
         sender = self._sender = CheckSender(transactions, webhooks, clock, chance=SystemRandom().random)
         stack.push_async_callback(webhooks.aclose)

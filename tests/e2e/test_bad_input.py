@@ -511,8 +511,6 @@ def routes() -> Iterator[Case]:
         "/v1/topics/{topic}/",
         "/V1/topics",
         "/v1/schedules/",
-        "/v1/transactions/{open}/history",
-        "/v1/schedules",
         "/v1/transactions/{open}/past",
         "/v1/groups/billing/receive",
         "/v1/%74opics/",
