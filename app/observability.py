@@ -47,10 +47,15 @@ def configure_logging(*, level: str, readable: bool) -> None:
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    # Tracebacks without local variables: payloads and secrets stand in them.
     if readable:
-        end: list[structlog.typing.Processor] = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        plain = structlog.dev.plain_traceback
+        end: list[structlog.typing.Processor] = [
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
+        ]
     else:
-        end = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        tracebacks = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
+        end = [tracebacks, structlog.processors.JSONRenderer()]
     threshold = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=[*shared, *end],

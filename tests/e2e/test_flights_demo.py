@@ -56,7 +56,7 @@ def test_ctrl_c_ends_it_and_everything_it_started(tmp_path):
         wait_until_it_produces(demo, tmp_path)
 
         demo.send_signal(signal.SIGINT)
-        output, _ = demo.communicate(timeout=30)
+        output, _ = demo.communicate(timeout=120)
 
     assert demo.returncode == 130, output
     assert "Traceback" not in output

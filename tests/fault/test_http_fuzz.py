@@ -45,8 +45,9 @@ EXISTING = {
     "topic": ["orders"],
     "queue_id": [0, 1],
     "group": ["billing"],
-    "producer_group": ["shop"],
+    "producer_group": ["shop", "asked"],
 }
+RECEIVER = "127.0.0.1:9"  # of a group that is asked by webhook; nobody is there, and no transaction of the group either
 OPEN_TRANSACTIONS = 4  # begun for each operation anew: each decides some
 OPEN_SCHEDULES = 2
 LONGEST_WAIT_MS = 20
@@ -94,10 +95,13 @@ CHECKS = [
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("fuzzed") / "data", dev=False) as running:
+    environment = {"ESCROWMQ_WEBHOOK__ALLOWED_HOSTS": '["127.0.0.1"]'}
+    with Server(tmp_path_factory.mktemp("fuzzed") / "data", dev=False, environment=environment) as running:
         with running.client() as api:
             ok(api.post("/v1/topics", json={"topic": "orders", "queues": 2}), 201)
             ok(api.put("/v1/producer-groups/shop"), 201)
+            by_webhook = {"check_mode": "webhook", "check_url": f"http://{RECEIVER}/checks"}
+            ok(api.put("/v1/producer-groups/asked", json=by_webhook), 201)
             offset = {"topic": "orders", "queue_id": 0, "offset": 0}
             ok(api.put("/v1/groups/billing/offsets", json={"offsets": [offset]}))
         yield running
