@@ -30,7 +30,7 @@ from storage.formats.properties import SCHEDULE_ID
 from storage.identifiers import Identifiers
 from storage.message import Appended, Durability, Message, QueueId, StoredMessage, TransactionBits
 from storage.store import AppliedPrefix, KeyLookup, MessageStore, Snapshot, Snapshots, SyncedPosition, find_message
-from txn import half_message, history
+from txn import half_message, history, recall
 from txn.checkback_plan import CheckbackPolicy, HoldReason, OnExhausted, Plan, Step, plan_check
 from txn.half_message import (
     CHECK_QUEUE,
@@ -58,7 +58,6 @@ SNAPSHOT = "transactions"
 _SNAPSHOT_SLICE = 2_000  # transactions encoded in one turn of the loop
 _HALF_WAIT_MS = 10_000
 _READ_MESSAGES = 512
-_MOST_CHECKS = 10_000  # events of one transaction that are looked at
 _READ_BYTES = 8 << 20
 
 _TARGETS = {TxnState.COMMITTED: TxnEvent.COMMIT, TxnState.ROLLED_BACK: TxnEvent.ROLLBACK}
@@ -204,7 +203,7 @@ class TransactionCoordinator:
         if not isinstance(self._store, KeyLookup):
             raise NotSupportedByEngine("the engine does not find messages by their key")
         find = self._store.find_messages
-        checks = await find(transaction_id, topics=[CHECK_QUEUE.topic], max_messages=_MOST_CHECKS)
+        checks = await find(transaction_id, topics=[CHECK_QUEUE.topic], max_messages=recall.MOST_CHECKS)
         ops: list[StoredMessage] = []
         if transaction.state.is_decided:
             ops = await find(transaction_id, topics=[OP_QUEUE.topic], max_messages=1)
@@ -391,18 +390,7 @@ class TransactionCoordinator:
             if op.state is None:
                 brokers[transaction.transaction_id] = op
             else:
-                self._replay_decision(transaction, op)
-
-    def _replay_decision(self, transaction: Transaction, op: Op, table: TransactionTable | None = None) -> None:
-        assert op.state is not None
-        (table or self.table).decide(
-            transaction,
-            op.state,
-            resolved_by=op.resolved_by,
-            resolved_at_ms=op.resolved_at_ms,
-            reason=op.reason,
-            finals=[(None, offset) for offset in op.finals_from],
-        )
+                recall.apply_decision(self.table, transaction, op)
 
     async def _settle_brokers(self, brokers: dict[str, Op | None]) -> None:
         """A broker's op does not say which way it went: the final message does. A final is written before its op, so one that
@@ -419,7 +407,7 @@ class TransactionCoordinator:
             if len(found) == len(transaction.messages):
                 adoptions.append(self._adopt_finals(transaction, found, has_op=named is not None))
             elif named is not None and not found:
-                self._replay_decision(transaction, named._replace(state=TxnState.ROLLED_BACK))
+                recall.apply_decision(self.table, transaction, named._replace(state=TxnState.ROLLED_BACK))
         await asyncio.gather(*adoptions)
 
     async def _find_finals(self, transactions: Sequence[Transaction]) -> dict[str, StoredMessage]:
@@ -716,42 +704,20 @@ class TransactionCoordinator:
     async def _recall(self, transaction_id: str) -> Transaction | None:
         """The transaction: from the table, or a decided one from the log."""
         known = self.table.get(transaction_id)
-        if known is not None or not self.table.has_forgotten or not isinstance(self._store, KeyLookup):
-            return known
-        ops = await self._store.find_messages(transaction_id, topics=[OP_QUEUE.topic], max_messages=1)
-        return await self._rebuild(half_message.read_op(ops[0])) if ops else None
+        if known is None and self.table.has_forgotten:
+            known = await recall.by_id(self._store, transaction_id)
+        return known
 
     async def _recall_begin(self, request: Begin) -> Transaction | None:
         """The decided transaction that an earlier begin with this idempotency key has begun. Raises IdempotencyKeyReused."""
-        if request.idempotency_key is None or not isinstance(self._store, KeyLookup):
+        if request.idempotency_key is None:
             return None
-        key = half_message.lookup_key(request.idempotency_key)
-        ops = await self._store.find_messages(key, topics=[OP_QUEUE.topic], max_messages=1)
-        known = await self._rebuild(half_message.read_op(ops[0])) if ops else None
+        known = await recall.by_idempotency_key(self._store, request.idempotency_key)
         if known is None or not self._counts_still(known):
             return None
         if known.idempotency_print != request.idempotency_print:
             raise IdempotencyKeyReused
         return known
-
-    async def _rebuild(self, op: Op) -> Transaction | None:
-        """As a replay would: the halves, what was noted about the checks, the decision. None where a half is gone."""
-        halves: list[StoredMessage] = []
-        for half_offset in op.half_offsets:
-            try:
-                halves += await self._store.read(HALF_QUEUE, half_offset, max_messages=1, max_bytes=_READ_BYTES)
-            except OffsetExpired:
-                return None
-        assert isinstance(self._store, KeyLookup)
-        assert op.transaction_id is not None
-        checks = await self._store.find_messages(op.transaction_id, topics=[CHECK_QUEUE.topic], max_messages=_MOST_CHECKS)
-        table = TransactionTable(decided_kept=1)
-        transaction = from_halves(halves)
-        table.add(transaction)
-        for check in reversed(checks):
-            table.apply(half_message.read_check(check))
-        self._replay_decision(transaction, op, table)
-        return transaction
 
     def _changed(self, transaction: Transaction) -> None:
         """Its open check is answered or pointless, and whoever waits for another state looks again."""

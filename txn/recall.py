@@ -1,0 +1,58 @@
+"""Decided transactions that memory has forgotten: found in the log by their keys, and rebuilt as a replay would."""
+
+from storage.errors import OffsetExpired
+from storage.message import StoredMessage
+from storage.store import KeyLookup, MessageStore
+from txn import half_message
+from txn.half_message import CHECK_QUEUE, HALF_QUEUE, OP_QUEUE, Op
+from txn.pending import Transaction, TransactionTable, from_halves
+
+MOST_CHECKS = 10_000  # events of one transaction that are looked at
+_READ_BYTES = 8 << 20
+
+
+async def by_id(store: MessageStore, transaction_id: str) -> Transaction | None:
+    """None where there is none, or the engine cannot look anything up."""
+    return await _by_key_of_op(store, transaction_id)
+
+
+async def by_idempotency_key(store: MessageStore, idempotency_key: str) -> Transaction | None:
+    """The transaction that a begin with this key has begun; None as for `by_id`."""
+    return await _by_key_of_op(store, half_message.lookup_key(idempotency_key))
+
+
+def apply_decision(table: TransactionTable, transaction: Transaction, op: Op) -> None:
+    """As it was recorded: where its finals are is looked up when somebody asks."""
+    assert op.state is not None
+    table.decide(
+        transaction,
+        op.state,
+        resolved_by=op.resolved_by,
+        resolved_at_ms=op.resolved_at_ms,
+        reason=op.reason,
+        finals=[(None, offset) for offset in op.finals_from],
+    )
+
+
+async def _by_key_of_op(store: MessageStore, key: str) -> Transaction | None:
+    if not isinstance(store, KeyLookup):
+        return None
+    ops = await store.find_messages(key, topics=[OP_QUEUE.topic], max_messages=1)
+    if not ops:
+        return None
+    op = half_message.read_op(ops[0])
+    assert op.transaction_id is not None
+    halves: list[StoredMessage] = []
+    for half_offset in op.half_offsets:
+        try:
+            halves += await store.read(HALF_QUEUE, half_offset, max_messages=1, max_bytes=_READ_BYTES)
+        except OffsetExpired:
+            return None
+    checks = await store.find_messages(op.transaction_id, topics=[CHECK_QUEUE.topic], max_messages=MOST_CHECKS)
+    table = TransactionTable(decided_kept=1)
+    transaction = from_halves(halves)
+    table.add(transaction)
+    for check in reversed(checks):
+        table.apply(half_message.read_check(check))
+    apply_decision(table, transaction, op)
+    return transaction
