@@ -270,10 +270,9 @@ class LogWriter:
         self._preparer.advance(end)
         written = _Unit(queues, queue_offsets, places, end, now_ms, self._clock.monotonic_ms())
         hashes = list(map(queue_entry.tag_hash, [message.tag for message in messages]))
-        for at, message in enumerate(messages):
-            if message.queue.topic == SCHEDULE_TOPIC and DELAY_LEVEL in message.system:
-                # As a broker does, which would else take the message for due.
-                hashes[at] = deliver_at_ms(message.system[DELAY_LEVEL], now_ms)
+        # Asked of each queue and not of each message: this is the path of every send.
+        if any(queue.id.topic == SCHEDULE_TOPIC for queue in dict.fromkeys(queues)):
+            hashes = [_tags_code(message, now_ms) for message in messages]
         written.entries = list(map(queue_entry.encode, places, record_bytes, hashes))
         self._written(written, calls)
         return True
@@ -375,6 +374,13 @@ class LogWriter:
             self._queued_bytes -= call.cost_bytes
             call.failed(error)
         return True
+
+
+def _tags_code(message: Message, stored_at_ms: int) -> int:
+    """What a queue entry says of the message: of one that a level delays when it is due, as a broker does, else its tag."""
+    if message.queue.topic == SCHEDULE_TOPIC and DELAY_LEVEL in message.system:
+        return deliver_at_ms(message.system[DELAY_LEVEL], stored_at_ms)
+    return queue_entry.tag_hash(message.tag)
 
 
 def _assign(queues: list[ConsumeQueue]) -> list[int]:

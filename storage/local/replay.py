@@ -3,7 +3,6 @@
 from functools import lru_cache
 
 from storage.errors import CorruptRecord
-from storage.files.vfs import is_disk_full
 from storage.formats import properties, queue_entry
 from storage.formats import record as records
 from storage.formats.delay_levels import DELAY_LEVEL, SCHEDULE_TOPIC, deliver_at_ms
@@ -52,15 +51,10 @@ class Replay:
 
     def _write_queues(self) -> None:
         """The records are durable, or the log would not be walked: so may their entries be."""
-        try:
-            for queue in self._found.values():
-                unflushed = queue.take_unflushed()
-                self._files.write(unflushed)
-                queue.note_flushed(unflushed.end)
-        except OSError as error:
-            if not is_disk_full(error):
-                raise
-            # They stay in memory: a full disk does not keep consumers from reading.
+        for queue in self._found.values():
+            unflushed = queue.take_unflushed()
+            self._files.write(unflushed)
+            queue.note_flushed(unflushed.end)
 
 
 def _tags_code(topic: bytes, own: bytes, stored_at_ms: int) -> int:

@@ -1,13 +1,14 @@
 """Repeatable sends: an Idempotency-Key stands for one request, in memory or in the log, and for no other."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from app.sent_keys import KeyedRequest, Sent, SentKeys
 from storage.errors import IdempotencyInProgress, IdempotencyKeyReused
 from storage.memory import MemoryMessageStore
-from storage.message import QueueId
+from storage.message import QueueId, StoredMessage
 from tests.support.builders import message
 from tests.support.clock import ManualClock
 
@@ -18,10 +19,18 @@ def request(key: str, *, scope: str = "sendMessage orders", fingerprint: str = "
     return KeyedRequest(scope, key, fingerprint)
 
 
+class AsksAFile(MemoryMessageStore):
+    """A lookup takes a turn of the loop, as it does where an engine must ask a file: meanwhile others come."""
+
+    async def find_messages(self, key: str, **asked: Any) -> list[StoredMessage]:
+        await asyncio.sleep(0)
+        return await super().find_messages(key, **asked)
+
+
 class House:
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.store = MemoryMessageStore(self.clock)
+        self.store = AsksAFile(self.clock)
 
     async def open(self, *, kept: int = 2) -> SentKeys:
         await self.store.create_topic("orders", queue_count=1)
