@@ -35,8 +35,8 @@ from storage.errors import MessagingError, TransactionConflict
 from storage.formats import names
 from storage.message import Message
 from txn import pending
+from txn.begin import Begin, Outcome
 from txn.checkback_plan import CheckbackPolicy, OnExhausted
-from txn.coordinator import Begin, Outcome
 from txn.history import Event
 from txn.open_checks import check_now
 from txn.producer import Failed

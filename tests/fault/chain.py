@@ -19,8 +19,9 @@ from storage.local.local_store import LocalMessageStore
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.message import Appended, Durability, Message, QueueId, StoredMessage
 from tests.support.simulation import ROOT, World
+from txn.begin import Begin
 from txn.checkback_plan import CheckbackPolicy
-from txn.coordinator import Begin, TransactionCoordinator
+from txn.coordinator import TransactionCoordinator
 from txn.options import TransactionOptions
 from txn.pending import Transaction
 from txn.states import TxnEvent, TxnState

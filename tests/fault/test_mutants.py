@@ -13,7 +13,7 @@ from storage.message import Durability
 from tests.fault.chain import run_chain
 from tests.fault.failed_syncs import run_failed_sync
 from tests.fault.flips import records_of_each_kind, undetected_flips
-from txn.coordinator import TransactionCoordinator
+from txn.journal import Journal
 
 pytestmark = pytest.mark.faults
 
@@ -54,12 +54,12 @@ def test_leaving_the_torn_tail_is_found_by_power_cuts(monkeypatch):
 
 
 def test_answering_a_decision_before_its_sync_is_found_by_power_cuts(monkeypatch):
-    append: Callable[..., object] = TransactionCoordinator._append
+    append: Callable[..., object] = Journal.append
 
-    async def unsynced(self: TransactionCoordinator, messages: object, durability: object) -> object:
+    async def unsynced(self: Journal, messages: object, durability: object) -> object:
         return await append(self, messages, durability and Durability.BUFFERED)  # type: ignore[misc]
 
-    monkeypatch.setattr(TransactionCoordinator, "_append", unsynced)
+    monkeypatch.setattr(Journal, "append", unsynced)
 
     assert "it is prepared" in power_cuts_find()
 

@@ -23,8 +23,9 @@ from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
 from storage.message import ORDERING_KEY, Appended, Durability, Message, QueueId
 from tests.support.simulation import ROOT, World
+from txn.begin import Begin
 from txn.checkback_plan import CheckbackPolicy
-from txn.coordinator import Begin, TransactionCoordinator
+from txn.coordinator import TransactionCoordinator
 from txn.options import TransactionOptions
 from txn.pending import Transaction
 from txn.states import TxnEvent

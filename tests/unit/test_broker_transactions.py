@@ -13,8 +13,9 @@ from storage.message import Message, QueueId, TransactionBits
 from tests.support.builders import message
 from tests.support.clock import ManualClock
 from txn import half_message
+from txn.begin import Begin
 from txn.checkback_plan import CheckbackPolicy
-from txn.coordinator import Begin, TransactionCoordinator
+from txn.coordinator import TransactionCoordinator
 from txn.half_message import HALF_QUEUE, HELD_QUEUE, OP_QUEUE
 from txn.options import TransactionOptions
 from txn.pending import Transaction, TransactionTable, TxnMessage

@@ -11,9 +11,10 @@ from storage.local.options import LocalStoreOptions
 from storage.message import QueueId
 from tests.support.builders import message
 from tests.support.simulation import World
+from txn.begin import Begin
 from txn.checkback import CheckSender
 from txn.checkback_plan import CheckbackPolicy, OnExhausted
-from txn.coordinator import Begin, TransactionCoordinator
+from txn.coordinator import TransactionCoordinator
 from txn.open_checks import LeasedCheck
 from txn.options import TransactionOptions
 from txn.producer import Answered, Failed, Failure, Route

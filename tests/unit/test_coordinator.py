@@ -21,8 +21,9 @@ from storage.message import Durability, Message, QueueId, TransactionBits
 from storage.store import MessageStore
 from tests.support.builders import message
 from tests.support.simulation import World
+from txn.begin import Begin
 from txn.checkback_plan import CheckbackPolicy, OnExhausted
-from txn.coordinator import Begin, TransactionCoordinator
+from txn.coordinator import TransactionCoordinator
 from txn.half_message import CHECK_QUEUE, HALF_QUEUE, HELD_QUEUE, OP_QUEUE, read_op
 from txn.options import TransactionOptions
 from txn.pending import Transaction

@@ -1,0 +1,143 @@
+"""Beginning a transaction: its half messages, stored once however often the begin is asked for."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from storage.errors import IdempotencyInProgress, IdempotencyKeyReused, TooManyOpenTransactions, TransactionExists
+from storage.formats.properties import SCHEDULE_ID
+from storage.message import Message
+from txn import half_message, recall
+from txn.checkback_plan import CheckbackPolicy
+from txn.half_message import Facts
+from txn.journal import Journal
+from txn.options import TransactionOptions
+from txn.pending import Transaction, TxnMessage
+from txn.turns import Turns
+
+
+class Begin(NamedTuple):
+    """What is asked for; `messages` are complete, with their real queues."""
+
+    messages: Sequence[Message]
+    producer_group: str
+    policy: CheckbackPolicy
+    transaction_id: str | None = None
+    business_key: str | None = None
+    idempotency_key: str | None = None
+    idempotency_print: str | None = None
+
+
+class Outcome(NamedTuple):
+    transaction: Transaction
+    replayed: bool
+
+
+class Begins:
+    """The event loop's."""
+
+    def __init__(self, journal: Journal, turns: Turns, options: TransactionOptions) -> None:
+        self._journal = journal
+        self._table = journal.table
+        self._turns = turns
+        self._options = options
+        self._under_way: set[str] = set()  # transaction ids and idempotency keys whose begin is
+
+    async def begin(self, request: Begin) -> Outcome:
+        """Raises TransactionExists, IdempotencyKeyReused, IdempotencyInProgress, TooManyOpenTransactions, and as `append`.
+
+        Asked again with the same idempotency key, it returns the transaction as it is now.
+        """
+        known = self._begun_before(request)
+        if known is not None:
+            return Outcome(known, replayed=True)
+        transaction_id = request.transaction_id or self._journal.identifiers.new("txn")
+        marks = {f"id {transaction_id}", f"key {request.idempotency_key}"} - {"key None"}
+        if self._under_way & marks:
+            if request.idempotency_key is not None:
+                raise IdempotencyInProgress
+            raise TransactionExists(f"transaction {transaction_id} is being begun")
+        if self._table.get(transaction_id) is not None:
+            raise TransactionExists(f"transaction {transaction_id} was begun before")
+        if self._table.open_count >= self._options.max_open:
+            raise TooManyOpenTransactions(
+                f"{self._table.open_count} transactions are undecided, the limit is {self._options.max_open}"
+            )
+        self._under_way |= marks
+        return await self._turns.uncancelled(self._begin(request, transaction_id, marks))
+
+    def _begun_before(self, request: Begin) -> Transaction | None:
+        key = request.idempotency_key
+        known = None if key is None else self._table.by_idempotency_key(key)
+        if key is None or known is None:
+            return None
+        if not self._counts_still(known):
+            self._table.forget_key(key)
+            return None
+        if known.idempotency_print != request.idempotency_print:
+            raise IdempotencyKeyReused
+        return known
+
+    async def _begin(self, request: Begin, transaction_id: str, marks: set[str]) -> Outcome:
+        try:
+            if self._table.has_forgotten:
+                known = await self._recall_begin(request)
+                if known is not None:
+                    return Outcome(known, replayed=True)
+                if request.transaction_id is not None and await self._journal.recall(transaction_id) is not None:
+                    raise TransactionExists(f"transaction {transaction_id} was begun before")
+            return Outcome(await self._store_halves(request, transaction_id), replayed=False)
+        finally:
+            self._under_way -= marks
+
+    async def _recall_begin(self, request: Begin) -> Transaction | None:
+        """The decided transaction that an earlier begin with this idempotency key has begun. Raises IdempotencyKeyReused."""
+        if request.idempotency_key is None:
+            return None
+        known = await recall.by_idempotency_key(self._journal.store, request.idempotency_key)
+        if known is None or not self._counts_still(known):
+            return None
+        if known.idempotency_print != request.idempotency_print:
+            raise IdempotencyKeyReused
+        return known
+
+    async def _store_halves(self, request: Begin, transaction_id: str) -> Transaction:
+        facts = Facts(
+            message_count=len(request.messages),
+            policy=request.policy,
+            business_key=request.business_key,
+            idempotency_key=request.idempotency_key,
+            idempotency_print=request.idempotency_print,
+        )
+        halves = half_message.wrap_halves(
+            request.messages, transaction_id=transaction_id, producer_group=request.producer_group, facts=facts
+        )
+        appended = await self._journal.append(halves, None)
+        prepared_at_ms = appended[0].stored_at_ms
+        transaction = Transaction(
+            transaction_id=transaction_id,
+            producer_group=request.producer_group,
+            messages=tuple(
+                [
+                    TxnMessage(
+                        message.message_id,
+                        message.queue,
+                        message.key,
+                        half.queue_offset,
+                        schedule_id=message.system.get(SCHEDULE_ID),
+                    )
+                    for message, half in zip(request.messages, appended, strict=True)
+                ]
+            ),
+            policy=request.policy,
+            prepared_at_ms=prepared_at_ms,
+            next_check_at_ms=prepared_at_ms + request.policy.first_after_ms,
+            business_key=request.business_key,
+            idempotency_key=request.idempotency_key,
+            idempotency_print=request.idempotency_print,
+        )
+        self._table.add(transaction)
+        return transaction
+
+    def _counts_still(self, begun: Transaction) -> bool:
+        """Is its idempotency key within the window?"""
+        return self._journal.clock.wall_ms() - begun.prepared_at_ms <= self._options.dedup_window_ms

@@ -1,0 +1,69 @@
+"""Deciding a transaction: the first decision wins, and is one append with the messages it publishes."""
+
+from collections.abc import Callable
+
+from storage.errors import Backpressure
+from storage.message import Message, StoredMessage
+from storage.store import find_message
+from txn import half_message
+from txn.begin import Outcome
+from txn.half_message import HALF_QUEUE
+from txn.journal import READ_BYTES, Journal
+from txn.pending import Transaction
+from txn.states import Resolver, TxnEvent, TxnState, next_state
+from txn.turns import Turns
+
+_HALF_WAIT_MS = 10_000
+_TARGETS = {TxnState.COMMITTED: TxnEvent.COMMIT, TxnState.ROLLED_BACK: TxnEvent.ROLLBACK}
+
+
+class Decisions:
+    """The event loop's."""
+
+    def __init__(self, journal: Journal, turns: Turns, put_off: Callable[[Message, int], Message]) -> None:
+        self._journal = journal
+        self._store = journal.store
+        self._turns = turns
+        self._put_off = put_off
+
+    async def decide(self, transaction: Transaction, state: TxnState, by: Resolver, reason: str | None) -> Outcome:
+        """Raises TransactionConflict, and what `append` raises."""
+        return await self._turns.uncancelled(self._decide(transaction, state, by, reason))
+
+    async def locate_finals(self, transaction: Transaction) -> None:
+        """After a replay it is only known where to begin to look."""
+        if transaction.state is not TxnState.COMMITTED:
+            return
+        for message in transaction.messages:
+            if message.final_offset is None and message.schedule_id is None:
+                final = await find_message(self._store, message.queue, message.final_from or 0, message.message_id)
+                message.final_offset = None if final is None else final.queue_offset
+
+    async def _decide(self, transaction: Transaction, state: TxnState, by: Resolver, reason: str | None) -> Outcome:
+        async with self._turns.of(transaction.transaction_id):
+            was = transaction.state
+            next_state(transaction.transaction_id, was, _TARGETS[state], resolved_by=transaction.resolved_by or "")
+            if was.is_decided:
+                await self.locate_finals(transaction)
+                return Outcome(transaction, replayed=True)
+            finals: list[Message] = []
+            finals_from: list[int] = []
+            if state is TxnState.COMMITTED:
+                halves, now_ms = await self._read_halves(transaction), self._journal.clock.wall_ms()
+                finals = [self._put_off(half_message.unwrap_final(half), now_ms) for half in halves]
+                finals_from = [(await self._store.offsets(final.queue)).end for final in finals]
+            op = self._journal.op(transaction, state, by, reason, finals_from=tuple(finals_from))
+            await self._journal.decide(transaction, op, finals)
+            return Outcome(transaction, replayed=False)
+
+    async def _read_halves(self, transaction: Transaction) -> list[StoredMessage]:
+        last = transaction.messages[-1].half_offset
+        if not await self._store.wait_for_arrival(HALF_QUEUE, last, timeout_ms=_HALF_WAIT_MS):
+            # The begin was answered although its sync takes longer than the engine's limit.
+            raise Backpressure(f"the messages of transaction {transaction.transaction_id} are not on disk yet")
+        halves: list[StoredMessage] = []
+        while len(halves) < len(transaction.messages):
+            at = transaction.messages[len(halves)].half_offset
+            missing = len(transaction.messages) - len(halves)
+            halves += await self._store.read(HALF_QUEUE, at, max_messages=missing, max_bytes=READ_BYTES)
+        return halves

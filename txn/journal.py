@@ -1,0 +1,171 @@
+"""The table of transactions and the log that it is derived from: what is appended is applied, and counted.
+
+What a snapshot of the table says to reflect of each queue is counted message by message: it never claims what the table lacks.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+
+from storage.clock import Clock
+from storage.errors import UnknownTransaction
+from storage.identifiers import Identifiers
+from storage.message import Appended, Durability, Message, QueueId, StoredMessage
+from storage.store import AppliedPrefix, MessageStore, Snapshot, Snapshots, SyncedPosition
+from txn import half_message, recall
+from txn.half_message import AnyCheckEvent, Held, Op
+from txn.open_checks import OpenChecks
+from txn.pending import Transaction, TransactionTable
+from txn.states import Resolver, TxnState
+from txn.watchers import Watchers
+
+SNAPSHOT = "transactions"
+READ_MESSAGES = 512
+READ_BYTES = 8 << 20
+_SNAPSHOT_SLICE = 2_000  # transactions encoded in one turn of the loop
+
+
+class Journal:
+    """The event loop's. Every change of the table that must survive a restart goes through here."""
+
+    def __init__(self, store: MessageStore, clock: Clock, identifiers: Identifiers, *, decided_kept: int) -> None:
+        self.store = store
+        self.clock = clock
+        self.identifiers = identifiers
+        self.table = TransactionTable(decided_kept=decided_kept)
+        self.checks = OpenChecks(clock)
+        self.watchers = Watchers()
+        self._applied = {queue: AppliedPrefix() for queue in half_message.SYSTEM_QUEUES}
+        self._kept_positions = self._positions()
+
+    # --------------------------------------------------------------------------------------------------------- finding
+
+    async def find(self, transaction_id: str) -> Transaction:
+        """Raises UnknownTransaction."""
+        transaction = await self.recall(transaction_id)
+        if transaction is None:
+            raise UnknownTransaction(f"transaction {transaction_id} does not exist")
+        return transaction
+
+    async def recall(self, transaction_id: str) -> Transaction | None:
+        """The transaction: from the table, or a decided one that memory has forgotten from the log."""
+        known = self.table.get(transaction_id)
+        if known is None and self.table.has_forgotten:
+            known = await recall.by_id(self.store, transaction_id)
+        return known
+
+    # --------------------------------------------------------------------------------------------------------- changes
+
+    async def append(self, messages: Sequence[Message], durability: Durability | None) -> list[Appended]:
+        """Raises what `MessageStore.append` raises. The caller changes the table before it awaits anything."""
+        appended = await self.store.append(messages, durability=durability)
+        if durability is Durability.SYNCED and not appended[-1].durable and isinstance(self.store, SyncedPosition):
+            # The sync takes longer than the engine's limit, and a decision is not answered before it is on disk.
+            await self.store.wait_durable(appended[-1])
+        for one in appended:
+            if one.queue in self._applied:
+                self._applied[one.queue].add(one.queue_offset)
+        return appended
+
+    async def record(self, event: AnyCheckEvent, durability: Durability = Durability.SYNCED) -> None:
+        """Append a check event and apply it."""
+        now_ms = self.clock.wall_ms()
+        messages = [half_message.check_message(event, message_id=self.identifiers.new("msg"), now_ms=now_ms)]
+        if isinstance(event, Held):
+            messages.append(half_message.held_message(event, message_id=self.identifiers.new("msg"), now_ms=now_ms))
+        await self.append(messages, durability)
+        transaction = self.table.apply(event)
+        if transaction is not None and transaction.asked_at_ms is None:
+            self._changed(transaction)
+
+    async def decide(self, transaction: Transaction, op: Op, finals: Sequence[Message] = ()) -> None:
+        """Append the final messages and the decision, and apply it."""
+        # The finals first: where an append could tear, a final without an op is a decision, an op alone a rollback.
+        appended = await self.append(
+            [*finals, half_message.op_message(op, idempotency_key=transaction.idempotency_key)], Durability.SYNCED
+        )
+        self.apply_decision(transaction, op, [final.queue_offset for final in appended[: len(finals)]])
+
+    def op(
+        self,
+        transaction: Transaction,
+        state: TxnState,
+        by: Resolver,
+        reason: str | None = None,
+        *,
+        finals_from: tuple[int, ...] = (),
+    ) -> Op:
+        """The decision, as it is to be recorded now."""
+        return Op(
+            half_offsets=tuple(message.half_offset for message in transaction.messages),
+            transaction_id=transaction.transaction_id,
+            state=state,
+            resolved_by=by,
+            resolved_at_ms=self.clock.wall_ms(),
+            reason=reason,
+            finals_from=finals_from,
+        )
+
+    def apply_decision(self, transaction: Transaction, op: Op, final_offsets: Sequence[int]) -> None:
+        """It stands in the log, and its finals at these queue offsets."""
+        assert op.state is not None
+        self.table.decide(
+            transaction,
+            op.state,
+            resolved_by=op.resolved_by,
+            resolved_at_ms=op.resolved_at_ms,
+            reason=op.reason,
+            finals=[(offset, None) for offset in final_offsets],
+        )
+        self._changed(transaction)
+
+    def _changed(self, transaction: Transaction) -> None:
+        """Its open check is answered or pointless, and whoever waits for another state looks again."""
+        self.checks.withdraw(transaction)
+        if transaction.state is not TxnState.PREPARED:
+            self.watchers.wake(transaction.transaction_id)
+
+    # ----------------------------------------------------------------------------------------------- snapshots, replay
+
+    async def save_snapshot(self) -> bool:
+        """Keep the table, so that a start replays only what came later. False where nothing has changed or none can be kept."""
+        # The positions first: what changes while the table is encoded, a slice at a time, is then replayed once more.
+        positions = self._positions()
+        if not isinstance(self.store, Snapshots) or positions == self._kept_positions:
+            return False
+        pieces = []
+        transactions = list(self.table)
+        for at in range(0, len(transactions), _SNAPSHOT_SLICE):
+            pieces.append(msgspec.msgpack.encode(transactions[at : at + _SNAPSHOT_SLICE]))
+            await asyncio.sleep(0)
+        await self.store.save_snapshot(SNAPSHOT, Snapshot(msgspec.msgpack.encode(pieces), positions))
+        self._kept_positions = positions
+        return True
+
+    async def restore(self) -> None:
+        """The table as the last snapshot has it, if there is one."""
+        snapshot = await self.store.load_snapshot(SNAPSHOT) if isinstance(self.store, Snapshots) else None
+        if snapshot is None:
+            return
+        decoder = msgspec.msgpack.Decoder(list[Transaction])
+        for piece in msgspec.msgpack.decode(snapshot.data, type=list[bytes]):
+            for transaction in decoder.decode(piece):
+                self.table.add(transaction)
+        for queue, queue_offset in snapshot.positions.items():
+            self._applied[queue].restart(queue_offset)
+        self._kept_positions = self._positions()
+
+    async def later(self, queue: QueueId) -> AsyncIterator[StoredMessage]:
+        """The messages of a queue that the table does not reflect; each counts as applied when the next is asked for."""
+        applied = self._applied[queue]
+        at = max(applied.end, (await self.store.offsets(queue)).first)
+        applied.restart(at)
+        while messages := await self.store.read(queue, at, max_messages=READ_MESSAGES, max_bytes=READ_BYTES):
+            for message in messages:
+                yield message
+            at += len(messages)
+            applied.restart(at)
+
+    def _positions(self) -> dict[QueueId, int]:
+        return {queue: applied.end for queue, applied in self._applied.items()}
