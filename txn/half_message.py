@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from storage.formats import properties
+from storage.formats import check_pass, properties
 from storage.formats.names import CHECK_TOPIC, HALF_TOPIC, HELD_TOPIC, OP_TOPIC
 from storage.message import Message, QueueId, StoredMessage, TransactionBits
 from txn.checkback_plan import CheckbackPolicy
@@ -31,7 +31,6 @@ DECISION = "__decision"  # on the op: commit or rollback
 DECIDED_BY = "__decided_by"
 DECISION_REASON = "__reason"
 FINALS_FROM = "__finals_from"  # on the op: a queue offset for each final at or behind which it lies
-_OP_TAG = "d"
 
 _DECISIONS = {TxnState.COMMITTED: "commit", TxnState.ROLLED_BACK: "rollback"}
 _STATES = {word: state for state, word in _DECISIONS.items()}
@@ -176,7 +175,9 @@ def op_message(op: Op, *, idempotency_key: str | None = None) -> Message:
     }
     body = "".join([f"{offset}," for offset in op.half_offsets]).encode()
     keys = op.transaction_id if idempotency_key is None else f"{op.transaction_id} {lookup_key(idempotency_key)}"
-    return Message(queue=OP_QUEUE, message_id="", body=body, born_at_ms=op.resolved_at_ms, key=keys, tag=_OP_TAG, system=system)
+    return Message(
+        queue=OP_QUEUE, message_id="", body=body, born_at_ms=op.resolved_at_ms, key=keys, tag=check_pass.OP_TAG, system=system
+    )
 
 
 def lookup_key(idempotency_key: str) -> str:
@@ -185,12 +186,11 @@ def lookup_key(idempotency_key: str) -> str:
 
 
 def read_op(message: StoredMessage) -> Op:
-    """Takes RocketMQ's forms too: one offset, or several with commas between or behind."""
-    offsets = tuple(int(number) for number in message.body.decode("ascii", "replace").split(",") if number.isdigit())
+    """Takes RocketMQ's forms too."""
     system = message.system
     decision = system.get(DECISION)
     return Op(
-        half_offsets=offsets,
+        half_offsets=check_pass.half_offsets(message.body),
         transaction_id=system.get(properties.TRANSACTION_ID),
         state=_STATES.get(decision) if decision is not None else None,
         resolved_by=Resolver(system.get(DECIDED_BY, Resolver.PRODUCER)),

@@ -22,6 +22,7 @@ REAL_QUEUE = "REAL_QID"
 PRODUCER_GROUP = "PGROUP"
 TRANSACTION_MARK = "TRAN_MSG"
 TRANSACTION_ID = "__transactionId__"
+PREPARED_QUEUE_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"  # on a copy of a half that a broker has stored again
 
 CONTENT_TYPE = "__content_type"
 SCHEDULE_ID = "__schedule"  # on a delayed message, and on it when it is delivered

@@ -18,6 +18,7 @@ from storage.formats.names import file_name
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.message import Appended, Durability, Message, QueueId, StoredMessage
+from tests.support.check_pass import transactions_by_check_pass
 from tests.support.simulation import ROOT, World
 from txn.begin import Begin
 from txn.checkback_plan import CheckbackPolicy
@@ -331,6 +332,7 @@ async def verify(world: World, options: LocalStoreOptions, memory: Memory, end: 
         _expect_sent(sent, memory, found, survives=survives, newest=newest)
     for txn in memory.txns:
         await _expect_txn(coordinator, txn, memory, found, survives=survives)
+    await _expect_check_pass_agrees(store, coordinator, memory)
     known = {message.message_id: message.body for sent in memory.sent for message in sent.messages}
     known |= {message.message_id: message.body for txn in memory.txns for message in txn.messages}
     for message in found.values():
@@ -419,6 +421,14 @@ async def _expect_txn(
         await _expect_finals(coordinator, known, memory, found)
     if known.state.is_decided:
         txn.decided = known.state  # whoever asks now is told so, and may rely on it
+
+
+async def _expect_check_pass_agrees(store: LocalMessageStore, coordinator: TransactionCoordinator, memory: Memory) -> None:
+    """What a snapshot and a replay gave is what RocketMQ's rules find in the two topics alone."""
+    table = {transaction.transaction_id: transaction.state.is_decided for transaction in coordinator.table}
+    found = {key: op is not None for key, op in (await transactions_by_check_pass(store)).items()}
+    differ = {key: (table.get(key), found.get(key)) for key in table.keys() | found.keys() if table.get(key) != found.get(key)}
+    memory.expect(not differ, f"decided by the table, by the check pass: {differ}")
 
 
 async def _expect_finals(

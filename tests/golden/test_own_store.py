@@ -20,7 +20,7 @@ import pytest
 
 from app.sent_keys import KeyedRequest, SentKeys
 from storage.files.vfs import OsVfs
-from storage.formats import checkpoint, names, scan, unit
+from storage.formats import check_pass, checkpoint, names, scan, unit
 from storage.formats import record as records
 from storage.formats.record import Record
 from storage.identifiers import Identifiers
@@ -184,6 +184,20 @@ def test_between_them_the_stores_hold_every_kind_of_record_that_we_write(tmp_pat
     assert {record.topic for record, _ in found} == topics | {q.topic for q in (own.ORDERS, own.EMAILS, own.LETTERS, own.RETRY)}
     assert any(not record.properties.isascii() for record, _ in found)
     assert any(b"__empty\x01" in record.properties for record, _ in found)
+
+
+@each_store
+def test_by_rocketmqs_rules_the_same_transactions_are_decided(name, store_path):
+    """Its check pass knows nothing of our properties: it must not ask about what is decided, nor forget what is not."""
+    read = [records.to_message(record) for record, _ in stored_records(store_path)]
+    halves = [check_pass.half_of(message) for message in read if message.queue.topic == names.HALF_TOPIC]
+    ops = [check_pass.op_of(message) for message in read if message.queue.topic == names.OP_TOPIC]
+
+    found = check_pass.check_pass(halves, ops)
+
+    decided = {row["transaction_id"]: row["resolved_by"] is not None for row in truth(name)["transactions"]}
+    assert {(half.transaction_id, half.queue_offset in found.decided) for half in halves} == set(decided.items())
+    assert set(decided.values()) == {True, False}
 
 
 # ---------------------------------------------------------------------------------------------------------- the engine

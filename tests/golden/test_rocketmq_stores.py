@@ -5,6 +5,7 @@ What the broker itself said about them is in the manifests beside them (README.m
 
 import json
 import lzma
+import re
 import shutil
 import tarfile
 import zlib
@@ -27,8 +28,9 @@ from scheduler.schedule_service import ScheduleService
 from storage.clock import SystemClock
 from storage.errors import UnknownQueue, UnknownTopic
 from storage.files.vfs import OsVfs
-from storage.formats import names, properties, queue_entry, scan
+from storage.formats import check_pass, names, properties, queue_entry, scan
 from storage.formats import record as records
+from storage.formats.check_pass import Half, OpMessage
 from storage.formats.queue_entry import ENTRY_BYTES
 from storage.formats.record import Record
 from storage.identifiers import Identifiers, SystemRandom
@@ -207,6 +209,43 @@ async def test_every_transaction_has_the_outcome_that_the_bytes_prove(name, stor
     assert len({expected["outcome"] for expected in stored.values()}) == 3
 
 
+def test_the_check_pass_finds_by_two_topics_alone_what_has_an_op_and_what_has_none(name, store_path):
+    rows = [
+        row for row in manifest(name)["messages"] if row["kind"] == "transaction" and row["transaction"]["half_queue_offsets"]
+    ]
+    halves, ops = transaction_topics(store_path)
+
+    found = check_pass.check_pass(halves, ops)
+
+    transactions = check_pass.decided_transactions(halves, found)
+    assert {key: op is not None for key, op in transactions.items()} == {
+        row["unique_key"]: row["transaction"]["op_recorded"] for row in rows
+    }
+    for row in rows:
+        written = [half.queue_offset for half in halves if half.transaction_id == row["unique_key"]]
+        assert written == row["transaction"]["half_queue_offsets"]
+
+
+def test_the_check_pass_goes_on_from_where_the_broker_had_come(name, store_path):
+    """What its group has committed lies beside the store; before it nothing is left that was not written again behind it."""
+    half_offset, op_offset = committed_by_the_broker(store_path)
+    halves, ops = transaction_topics(store_path)
+    whole = check_pass.check_pass(halves, ops)
+
+    rest = check_pass.check_pass(halves, ops, half_offset=half_offset, op_offset=op_offset)
+
+    assert half_offset > 0
+    assert rest.undecided == [offset for offset in whole.undecided if offset >= half_offset]
+    pending = {half.transaction_id for half in halves if half.queue_offset in rest.undecided}
+    moved_away = {
+        row["unique_key"]
+        for row in manifest(name)["messages"]
+        if row["kind"] == "transaction" and row["transaction"]["outcome"] == "discarded"
+    }
+    decided = check_pass.decided_transactions(halves, whole)
+    assert {key for key, op in decided.items() if op is None} <= pending | moved_away
+
+
 async def test_a_committed_transaction_knows_where_its_message_went(name, store_path):
     log = {row["physical_offset"]: row for row in manifest(name)["served"]}
 
@@ -349,6 +388,22 @@ def as_served(record: Record, raw: bytes) -> dict[str, Any]:
         "properties": found,
     }
     return row | {"body": body.decode()} if record.topic == names.OP_TOPIC else row
+
+
+def transaction_topics(store_path: Path) -> tuple[list[Half], list[OpMessage]]:
+    """Everything in the half topic and in the op topic, by queue offset."""
+    messages = [records.to_message(record) for record, _ in stored_records(store_path)]
+    halves = [check_pass.half_of(message) for message in messages if message.queue == HALF_QUEUE]
+    ops = [check_pass.op_of(message) for message in messages if message.queue == OP_QUEUE]
+    return halves, ops
+
+
+def committed_by_the_broker(store_path: Path) -> tuple[int, int]:
+    """How far its check service had come in the half queue and in the op queue."""
+    text = (store_path / "config" / "consumerOffset.json").read_text()
+    table = json.loads(re.sub(r"([{,])(\d+):", r'\1"\2":', text))["offsetTable"]
+    half, op = (table.get(f"{queue.topic}@CID_RMQ_SYS_TRANS", {}).get("0", 0) for queue in (HALF_QUEUE, OP_QUEUE))
+    return half, op
 
 
 def opened_body(record: Record) -> bytes:
