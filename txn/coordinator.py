@@ -104,6 +104,14 @@ class TransactionCoordinator:
         await self._decisions.locate_finals(transaction)
         return transaction
 
+    async def as_of(self, transaction_id: str, at_ms: int) -> Transaction:
+        """How it stood at that moment, in wall milliseconds. Raises UnknownTransaction, NotSupportedByEngine."""
+        transaction = await self.get(transaction_id)
+        found = await recall.as_of(self._store, transaction, at_ms)
+        if found is None:
+            raise UnknownTransaction(f"transaction {transaction_id} was begun later than that")
+        return found
+
     async def history(self, transaction_id: str) -> list[Event]:
         """What happened to it, oldest first. Raises UnknownTransaction, NotSupportedByEngine."""
         transaction = await self._journal.find(transaction_id)

@@ -284,6 +284,21 @@ def from_halves(halves: list[StoredMessage]) -> Transaction:
     )
 
 
+def as_begun(transaction: Transaction) -> Transaction:
+    """As it was when it was begun."""
+    return Transaction(
+        transaction_id=transaction.transaction_id,
+        producer_group=transaction.producer_group,
+        messages=transaction.messages,
+        policy=transaction.policy,
+        prepared_at_ms=transaction.prepared_at_ms,
+        next_check_at_ms=transaction.first_check_at_ms,
+        business_key=transaction.business_key,
+        idempotency_key=transaction.idempotency_key,
+        idempotency_print=transaction.idempotency_print,
+    )
+
+
 class _InOrder:
     """Ids by an ever-growing sequence number, with a cheap way to go on behind one of them."""
 

@@ -1,11 +1,11 @@
-"""Decided transactions that memory has forgotten: found in the log by their keys, and rebuilt as a replay would."""
+"""What memory does not hold, found in the log by its keys: decided transactions that it has forgotten, and how one stood before."""
 
-from storage.errors import OffsetExpired
+from storage.errors import NotSupportedByEngine, OffsetExpired
 from storage.message import StoredMessage
 from storage.store import KeyLookup, MessageStore
 from txn import half_message
 from txn.half_message import CHECK_QUEUE, HALF_QUEUE, OP_QUEUE, Op
-from txn.pending import Transaction, TransactionTable, from_halves
+from txn.pending import Transaction, TransactionTable, as_begun, from_halves
 
 MOST_CHECKS = 10_000  # events of one transaction that are looked at
 _READ_BYTES = 8 << 20
@@ -19,6 +19,23 @@ async def by_id(store: MessageStore, transaction_id: str) -> Transaction | None:
 async def by_idempotency_key(store: MessageStore, idempotency_key: str) -> Transaction | None:
     """The transaction that a begin with this key has begun; None as for `by_id`."""
     return await _by_key_of_op(store, half_message.lookup_key(idempotency_key))
+
+
+async def as_of(store: MessageStore, transaction: Transaction, at_ms: int) -> Transaction | None:
+    """How it stood at that moment, in wall milliseconds; None before it was begun. Raises NotSupportedByEngine."""
+    if at_ms < transaction.prepared_at_ms:
+        return None
+    if transaction.resolved_at_ms is not None and transaction.resolved_at_ms <= at_ms:
+        return transaction  # nothing changes a decided one any more
+    if not isinstance(store, KeyLookup):
+        raise NotSupportedByEngine("the engine does not find messages by their key")
+    find = store.find_messages
+    checks = await find(transaction.transaction_id, topics=[CHECK_QUEUE.topic], to_ms=at_ms, max_messages=MOST_CHECKS)
+    table = TransactionTable(decided_kept=1)
+    table.add(begun := as_begun(transaction))
+    for check in reversed(checks):
+        table.apply(half_message.read_check(check))
+    return begun
 
 
 def apply_decision(table: TransactionTable, transaction: Transaction, op: Op) -> None:

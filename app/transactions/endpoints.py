@@ -77,11 +77,11 @@ async def list_transactions(request: Request) -> Response:
         tag="transactions",
         query=GetTransactionQuery,
         answers={200: Transaction},
-        problems=["transaction_not_found", "too_many_waiting"],
+        problems=["transaction_not_found", "too_many_waiting", "record_corrupt", "not_supported_by_engine"],
     ),
 )
 async def get_transaction(transaction_id: TransactionId, request: Request) -> Response:
-    """Look at a transaction. With `wait_ms` the answer waits until it is no longer prepared."""
+    """Look at a transaction. With `wait_ms` the answer waits until it is no longer prepared, with `as_of` it tells how it stood."""
     return await answer(request, handlers.get, transaction_id)
 
 

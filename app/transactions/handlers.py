@@ -93,7 +93,10 @@ async def begin(services: Services, call: Call) -> Reply:
 
 
 async def get(services: Services, call: Call, transaction_id: str) -> Reply:
-    wait_ms = call.parameters(GetTransactionQuery).wait_ms
+    query = call.parameters(GetTransactionQuery)
+    if query.as_of is not UNSET:
+        return reply(200, transaction_view(await _as_of(services, transaction_id, query.as_of, query.wait_ms)))
+    wait_ms = query.wait_ms
     if wait_ms and (await services.transactions.get(transaction_id)).state is TxnState.PREPARED:
         async with services.parked(call):
             await services.transactions.wait_until_not_prepared(transaction_id, timeout_ms=wait_ms)
@@ -194,6 +197,15 @@ async def _decide(services: Services, transaction_id: str, state: TxnState, by: 
     if not outcome.replayed:
         services.metrics.decided.labels(state.value, by.value).inc()
     return reply(200, _decision_view(outcome))
+
+
+async def _as_of(services: Services, transaction_id: str, moment: str, wait_ms: int) -> pending.Transaction:
+    if wait_ms:
+        raise invalid_field("/query/as_of", "not_allowed", "there is a wait_ms as well")
+    at_ms = codec.parse_time(moment, "/query/as_of")
+    if at_ms > services.clock.wall_ms():
+        raise invalid_field("/query/as_of", "out_of_range", "must not lie in the future")
+    return await services.transactions.as_of(transaction_id, at_ms)
 
 
 async def _build(

@@ -121,9 +121,15 @@ class TransactionPage(msgspec.Struct, kw_only=True):
 
 
 class GetTransactionQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Whether to wait until the transaction is no longer prepared."""
+    """Whether to wait until the transaction is no longer prepared, or to look at it as it was."""
 
     wait_ms: WaitMs = 0
+    as_of: (
+        Annotated[
+            str, Meta(description="How it stood at this time; not together with wait_ms.", extra_json_schema={"format": "date-time"})
+        ]
+        | UnsetType
+    ) = UNSET
 
 
 class ListTransactionsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
