@@ -39,6 +39,12 @@ class CheckSender:
     def under_way(self) -> int:
         return sum(map(len, self._under_way.values()))
 
+    def pause_ms(self, group: str) -> int:
+        """How long the host of a group is still left alone, since try after try failed there."""
+        route = self._client.route(group)
+        circuit = None if route is None else self._circuits.get(route.host)
+        return 0 if circuit is None else max(0, circuit.closed_again_ms - self._clock.monotonic_ms())
+
     async def run_once(self) -> int:
         """Begin to send what is due and has room; how many checks that is."""
         return self._send_due()

@@ -10,7 +10,7 @@ The first decision wins. A transaction's changes happen one after another (`turn
 from collections.abc import Callable
 
 from storage.clock import Clock
-from storage.errors import NotSupportedByEngine, OffsetExpired
+from storage.errors import NotSupportedByEngine, OffsetExpired, UnknownTransaction
 from storage.identifiers import Identifiers
 from storage.message import Message, StoredMessage
 from storage.store import KeyLookup, MessageStore
@@ -177,6 +177,10 @@ class TransactionCoordinator:
     def postpone_check(self, check: LeasedCheck, wait_ms: int) -> None:
         """Hand it out again after that time, under its id."""
         self._journal.checks.postpone(check, wait_ms)
+
+    def check_wait_ms(self, transaction: Transaction) -> int | None:
+        """How long until its open check can be taken, from 0; None while its producer is being asked."""
+        return self._journal.checks.wait_ms(transaction)
 
     async def make_due(self, transaction_id: str) -> Transaction:
         """Have its check handed out at once, where none is open. Raises UnknownTransaction."""

@@ -107,6 +107,11 @@ class OpenChecks:
             self._leased[check.transaction.transaction_id] = (until_ms, check.transaction)
             heapq.heappush(self._leases, (until_ms, check.transaction.transaction_id))
 
+    def wait_ms(self, transaction: Transaction) -> int | None:
+        """How long until its open check can be taken, from 0; None while somebody has it who will answer or postpone it."""
+        until_ms, _ = self._leased.get(transaction.transaction_id, (0, None))
+        return None if until_ms == _NEVER else max(0, until_ms - self._clock.monotonic_ms())
+
     def _is_leased(self, check: LeasedCheck) -> bool:
         return check.transaction.transaction_id in self._leased and check_id(check.transaction) == check.check_id
 

@@ -1,4 +1,4 @@
-"""What memory does not hold, found in the log by its keys: decided transactions that it has forgotten, and how one stood before."""
+"""What memory does not hold, found in the log by its keys: decided transactions that it has forgotten, and how one stood."""
 
 from storage.errors import NotSupportedByEngine, OffsetExpired
 from storage.message import StoredMessage

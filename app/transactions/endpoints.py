@@ -81,7 +81,7 @@ async def list_transactions(request: Request) -> Response:
     ),
 )
 async def get_transaction(transaction_id: TransactionId, request: Request) -> Response:
-    """Look at a transaction. With `wait_ms` the answer waits until it is no longer prepared, with `as_of` it tells how it stood."""
+    """Look at a transaction. With `wait_ms` the answer waits until it is decided or held, `as_of` tells how it stood."""
     return await answer(request, handlers.get, transaction_id)
 
 
@@ -101,7 +101,12 @@ async def get_transaction_history(transaction_id: TransactionId, request: Reques
 
 @router.get(
     "/v1/transactions/{transaction_id}/explain",
-    **operation("explainTransaction", tag="transactions", answers={200: Explanation}, problems=["transaction_not_found"]),
+    **operation(
+        "explainTransaction",
+        tag="transactions",
+        answers={200: Explanation},
+        problems=["transaction_not_found", "record_corrupt"],
+    ),
 )
 async def explain_transaction(transaction_id: TransactionId, request: Request) -> Response:
     """A transaction in words. How it stands, why, and what comes next."""

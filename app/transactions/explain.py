@@ -1,8 +1,12 @@
 """A transaction in words: how it stands, why, and what comes next. Pure."""
 
-from app import codec
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from app.codec import rfc3339
 from app.registry.groups import ProducerGroup
 from app.transactions.schemas import Explanation
+from txn.history import Event
 from txn.pending import Transaction
 from txn.states import TxnState
 
@@ -10,70 +14,132 @@ _HELD = {
     "answers_exhausted": "its producer answered unknown as often as it may",
     "unreachable": "nobody answered its check for as long as it may go unanswered",
 }
+_WHO = {"check": "the answer to a check", "policy": "its own rule on_exhausted", "operator": "an operator"}
 
 
-def explain(transaction: Transaction, group: ProducerGroup | None, now_ms: int) -> Explanation:
-    return Explanation(
-        summary=_summary(transaction), facts=_facts(transaction, group, now_ms), next=_next(transaction, group, now_ms)
-    )
+class Known(NamedTuple):
+    """What there is to tell of."""
+
+    transaction: Transaction
+    group: ProducerGroup | None
+    events: Sequence[Event]  # oldest first
+    check_wait_ms: int | None  # until its open check can be taken; None: its producer is being asked
+    host_pause_ms: int  # for so long its producer's host is still left alone
+    now_ms: int
 
 
-def _summary(transaction: Transaction) -> str:
+def explain(known: Known) -> Explanation:
+    return Explanation(summary=_summary(known), facts=_facts(known), next=_next(known))
+
+
+def _summary(known: Known) -> str:
+    transaction = known.transaction
     name = f"Transaction {transaction.transaction_id}"
     if transaction.state.is_decided:
         assert transaction.resolved_at_ms is not None
         word = "committed" if transaction.state is TxnState.COMMITTED else "rolled back"
+        seen = "its messages can be seen" if transaction.state is TxnState.COMMITTED else "nobody will ever see its messages"
         late = ", after it had been held" if transaction.was_held else ""
-        return f"{name} was {word} by {_who(transaction)} at {codec.rfc3339(transaction.resolved_at_ms)}{late}."
+        return f"{name} was {word} by {_who(transaction)} at {rfc3339(transaction.resolved_at_ms)}{late}; {seen}."
     if transaction.state is TxnState.HELD:
-        return f"{name} is held: {_HELD.get(transaction.hold_reason or '', 'nobody could say what became of it')}."
+        why = _HELD.get(transaction.hold_reason or "", "nobody could say what became of it")
+        since = "".join([f" since {rfc3339(at_ms)}" for at_ms in _times(known.events, "held")[-1:]])
+        return f"{name} is held{since}: {why}."
     return f"{name} is prepared: its messages are stored, and nobody sees them before it is decided."
 
 
 def _who(transaction: Transaction) -> str:
-    by = transaction.resolved_by
-    return {"check": "the answer to a check", "policy": "its own rule on_exhausted"}.get(by or "", f"its {by}")
+    by = transaction.resolved_by or "producer"
+    return _WHO.get(by, f"its {by}")
 
 
-def _facts(transaction: Transaction, group: ProducerGroup | None, now_ms: int) -> list[str]:
-    policy = transaction.policy
+# ----------------------------------------------------------------------------------------------------------------- facts
+
+
+def _facts(known: Known) -> list[str]:
+    transaction, now_ms = known.transaction, known.now_ms
     count = len(transaction.messages)
     age_ms = max(0, now_ms - transaction.prepared_at_ms)
     facts = [
         f"It was begun {age_ms} ms ago by producer group {transaction.producer_group}, with {count} message{'s'[: count > 1]}.",
-        f"{transaction.answers} of {policy.max_answers} checks were answered unknown.",
+        _answers(known),
     ]
     if transaction.asked_at_ms is not None:
-        waited_ms = max(0, now_ms - transaction.asked_at_ms)
-        facts.append(f"A check has been open for {waited_ms} ms; after {policy.unreachable_limit_ms} ms it is given up.")
+        facts.append(
+            f"Its check has been open since {rfc3339(transaction.asked_at_ms)} and nobody has answered it;"
+            f" after {transaction.policy.unreachable_limit_ms} ms it is given up."
+        )
     if transaction.last_failure is not None:
-        facts.append(f"The last try of its check gave no answer: {transaction.last_failure}.")
+        facts.append(_failures(known))
     if transaction.reason:
         facts.append(f"The reason that was given: {transaction.reason}.")
-    if not transaction.state.is_decided and group is not None:
-        facts.append(_how_asked(group))
+    if not transaction.state.is_decided and known.group is not None:
+        facts.append(_how_asked(known.group))
     return facts
+
+
+def _answers(known: Known) -> str:
+    transaction = known.transaction
+    text = f"{transaction.answers} of {transaction.policy.max_answers} checks were answered unknown"
+    last = [event.at_ms for event in known.events if event.event == "check_answered" and event.decision == "unknown"][-1:]
+    return f"{text}, the last one at {rfc3339(last[0])}." if last and transaction.answers else f"{text}."
+
+
+def _failures(known: Known) -> str:
+    """Of the check that is open, or was when it was held."""
+    failure = known.transaction.last_failure
+    answered = [at for at, event in enumerate(known.events) if event.event in ("check_answered", "resumed")]
+    tries = _times(known.events[answered[-1] + 1 if answered else 0 :], "check_failed")
+    if not tries:
+        return f"The last try of its check gave no answer: {failure}."
+    count = "1 try" if len(tries) == 1 else f"{len(tries)} tries"
+    return f"{count} of its check gave no answer since {rfc3339(tries[0])}; the last one, at {rfc3339(tries[-1])}: {failure}."
 
 
 def _how_asked(group: ProducerGroup) -> str:
     if group.webhook is None:
         return "Its group is polled: a producer must come for its checks with checks/receive."
     if group.webhook.disabled_at_ms is not None:
-        at = codec.rfc3339(group.webhook.disabled_at_ms)
-        return f"Its group's endpoint said 410 at {at} and is not asked any more."
+        return f"Its group's endpoint said 410 at {rfc3339(group.webhook.disabled_at_ms)} and is not asked any more."
     return "Its group is asked by webhook."
 
 
-def _next(transaction: Transaction, group: ProducerGroup | None, now_ms: int) -> str:
+def _times(events: Sequence[Event], name: str) -> list[int]:
+    return [event.at_ms for event in events if event.event == name]
+
+
+# ------------------------------------------------------------------------------------------------------------------ next
+
+
+def _next(known: Known) -> str:
+    transaction = known.transaction
     if transaction.state.is_decided:
         return "Nothing: the first decision wins."
     if transaction.state is TxnState.HELD:
         return "Nobody is asked any more. Find out what became of it in the producer's database, then resolve it, or resume it."
-    if transaction.asked_at_ms is None and now_ms < transaction.next_check_at_ms:
-        return f"Its check is due at {codec.rfc3339(transaction.next_check_at_ms)}; its producer may decide before."
-    given_up_ms = (transaction.asked_at_ms or now_ms) + transaction.policy.unreachable_limit_ms
+    if transaction.asked_at_ms is None and known.now_ms < transaction.next_check_at_ms:
+        return f"Its check is due at {rfc3339(transaction.next_check_at_ms)}; its producer may decide before."
+    given_up_ms = (transaction.asked_at_ms or known.now_ms) + transaction.policy.unreachable_limit_ms
     word = "held" if transaction.policy.on_exhausted.value == "hold" else "rolled back"
-    until = f"Without an answer it is {word} at {codec.rfc3339(given_up_ms)}."
-    if group is not None and group.webhook is not None and group.webhook.disabled_at_ms is None:
-        return f"Its producer is asked until it answers. {until}"
-    return f"A producer of its group must take its check and answer it. {until}"
+    until = f"Without an answer it is {word} at {rfc3339(given_up_ms)}."
+    webhook = None if known.group is None else known.group.webhook
+    if webhook is None:
+        return f"{_next_poll(known)} {until}"
+    if webhook.disabled_at_ms is not None:
+        return f"Put the producer group again to have it asked, or resolve the transaction. {until}"
+    return f"Its producer is asked until it answers, {_next_try(known)}. {until}"
+
+
+def _next_poll(known: Known) -> str:
+    if known.check_wait_ms:
+        back = rfc3339(known.now_ms + known.check_wait_ms)
+        return f"A producer of its group has taken its check and must answer it; at {back} another one may take it."
+    return "A producer of its group must take its check and answer it."
+
+
+def _next_try(known: Known) -> str:
+    if known.check_wait_ms is None:
+        return "and is being asked now"
+    wait_ms = max(known.check_wait_ms, known.host_pause_ms)
+    left_alone = " (its host failed many times in a row and is left alone until then)" if known.host_pause_ms else ""
+    return f"next at {rfc3339(known.now_ms + wait_ms)}{left_alone}" if wait_ms else "next at once"

@@ -1,6 +1,7 @@
 """Transactions over HTTP: from JSON to the coordinator, and back."""
 
 import re
+from contextlib import suppress
 from hashlib import sha256
 from itertools import islice
 
@@ -12,6 +13,7 @@ from app.exchange import Call, Reply, reply
 from app.messages.build import build, check_text
 from app.problems import FieldError, Refusal, as_refusal, invalid_field
 from app.services import Services
+from app.transactions.explain import Known
 from app.transactions.explain import explain as in_words
 from app.transactions.schemas import (
     BeginInput,
@@ -31,7 +33,7 @@ from app.transactions.schemas import (
     TransactionPage,
     TransactionSummary,
 )
-from storage.errors import MessagingError, TransactionConflict
+from storage.errors import MessagingError, NotSupportedByEngine, TransactionConflict
 from storage.formats import names
 from storage.message import Message
 from txn import pending
@@ -148,9 +150,21 @@ async def history(services: Services, _: Call, transaction_id: str) -> Reply:
 
 
 async def explain(services: Services, _: Call, transaction_id: str) -> Reply:
-    transaction = await services.transactions.get(transaction_id)
+    transactions = services.transactions
+    transaction = await transactions.get(transaction_id)
+    events: list[Event] = []
+    with suppress(NotSupportedByEngine):
+        events = await transactions.history(transaction_id)
     group = services.producer_groups.find(transaction.producer_group)
-    return reply(200, in_words(transaction, group, services.clock.wall_ms()))
+    known = Known(
+        transaction=transaction,
+        group=group,
+        events=events,
+        check_wait_ms=transactions.check_wait_ms(transaction),
+        host_pause_ms=services.sender.pause_ms(transaction.producer_group),
+        now_ms=services.clock.wall_ms(),
+    )
+    return reply(200, in_words(known))
 
 
 async def check(services: Services, call: Call, transaction_id: str) -> Reply:

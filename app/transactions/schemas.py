@@ -126,7 +126,10 @@ class GetTransactionQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tr
     wait_ms: WaitMs = 0
     as_of: (
         Annotated[
-            str, Meta(description="How it stood at this time; not together with wait_ms.", extra_json_schema={"format": "date-time"})
+            str,
+            Meta(
+                description="How it stood at this time; not together with wait_ms.", extra_json_schema={"format": "date-time"}
+            ),
         ]
         | UnsetType
     ) = UNSET

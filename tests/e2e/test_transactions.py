@@ -288,3 +288,35 @@ def test_pages_cover_the_list_without_gap_or_double_although_it_changes_meanwhil
         seen += [item["transaction_id"] for item in page["items"]]
 
     assert seen == ids
+
+
+def test_a_transaction_can_be_looked_at_as_it_stood(api, topic):
+    begun = begin(api, topic)
+    path = path_of(begun)
+    until(lambda: "begun 0 ms ago" not in api.get(f"{path}/explain").text, "time goes on")
+    decided = ok(api.post(f"{path}/rollback", json={"reason": "payment refused"}))
+
+    before = ok(api.get(path, params={"as_of": begun["prepared_at"]}))
+    after = ok(api.get(path, params={"as_of": decided["resolved_at"]}))
+
+    assert before == begun
+    assert after == ok(api.get(path))
+    assert (after["state"], after["reason"]) == ("rolled_back", "payment refused")
+
+
+def test_before_its_begin_a_transaction_does_not_exist_and_nobody_looks_into_the_future(api, topic):
+    path = path_of(begin(api, topic))
+
+    early = assert_problem(api.get(path, params={"as_of": "2020-01-01T00:00:00Z"}), 404, "transaction_not_found")
+
+    assert "was begun later" in early["detail"]
+    for parameters in (
+        {"as_of": "2999-01-01T00:00:00Z"},
+        {"as_of": "yesterday"},
+        {"as_of": "2020-01-01T00:00:00Z", "wait_ms": 1},
+    ):
+        assert_problem(api.get(path, params=parameters), 422, "validation_failed", "/query/as_of")
+    nobody = assert_problem(
+        api.get("/v1/transactions/nobody", params={"as_of": "2020-01-01T00:00:00Z"}), 404, "transaction_not_found"
+    )
+    assert "does not exist" in nobody["detail"]
