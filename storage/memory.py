@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from storage.clock import Clock
 from storage.errors import InvalidRequest, OffsetBeyondEnd, StoreClosed, UnknownQueue, UnknownTopic
 from storage.message import Appended, Durability, Message, OffsetRange, QueueId, StoredMessage
-from storage.store import LAST_MS, Snapshot
+from storage.store import ANY_LABEL, LAST_MS, NEVER_MS, DueCounts, DueEntry, DuePage, Snapshot
 
 
 class MemoryMessageStore:
@@ -18,6 +18,8 @@ class MemoryMessageStore:
         self._counts: dict[str, int] = {}
         self._offsets: dict[tuple[str, QueueId], int] = {}
         self._snapshots: dict[str, Snapshot] = {}
+        self._due: dict[DueEntry, None] = {}
+        self._due_positions: dict[QueueId, int] = {}
         self._stored_at_ms = 0
         self._log_end = 0
         self._arrival = asyncio.Event()
@@ -139,6 +141,44 @@ class MemoryMessageStore:
     async def load_snapshot(self, name: str) -> Snapshot | None:
         """Snapshots."""
         return self._snapshots.get(name)
+
+    def due_positions(self) -> Mapping[QueueId, int]:
+        """DueIndex."""
+        return dict(self._due_positions)
+
+    def change_due(self, added: Sequence[DueEntry], taken: Sequence[DueEntry], positions: Mapping[QueueId, int]) -> None:
+        """DueIndex."""
+        self._due.update(dict.fromkeys(added))
+        for entry in taken:
+            self._due.pop(entry, None)
+        self._due_positions.update(positions)
+
+    async def read_due(self, after: DueEntry | None, *, until_ms: int, max_entries: int, labels: range = ANY_LABEL) -> DuePage:
+        """DueIndex."""
+        found = sorted(
+            entry
+            for entry in self._due
+            if (after is None or entry > after) and entry.due_ms < until_ms and entry.label in labels
+        )
+        return DuePage(found[:max_entries], found[max_entries - 1] if len(found) > max_entries else None)
+
+    async def holds_due(self, entry: DueEntry) -> bool:
+        """DueIndex."""
+        return entry in self._due
+
+    async def count_due(self, *, until_ms: int) -> int:
+        """DueIndex."""
+        return sum(entry.due_ms < until_ms for entry in self._due)
+
+    def due_counts(self) -> DueCounts:
+        """DueIndex."""
+        never = sum(entry.due_ms >= NEVER_MS for entry in self._due)
+        return DueCounts(len(self._due) - never, never)
+
+    async def forget_due(self) -> None:
+        """DueIndex."""
+        self._due.clear()
+        self._due_positions.clear()
 
     def _queue(self, queue: QueueId) -> list[StoredMessage]:
         try:

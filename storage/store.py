@@ -7,6 +7,9 @@ that receipts show and that a final record hands back as its half message's plac
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import msgspec
+
+from storage.errors import CorruptRecord, OffsetBeyondEnd, RejectedError
 from storage.message import Appended, Durability, Message, OffsetRange, QueueId, StoredMessage
 
 LAST_MS = (1 << 63) - 1  # of wall milliseconds: no end
@@ -118,6 +121,74 @@ class Snapshots(Protocol):
         """The last one kept; None where there is none, or it is damaged, or it reflects more than the log now holds."""
 
 
+NEVER_MS = 1 << 60  # what is due then or later is kept and can be read, and its time does not come
+ANY_LABEL = range(1 << 32)
+
+
+class DueEntry(msgspec.Struct, frozen=True, order=True, gc=False, array_like=True):
+    """Something that is due at a time. `place` tells its owner what it is, `revision` which time of it, `label` of which kind.
+
+    The first three tell one from another: no other entry ever has them all, not even after this one was taken away.
+    """
+
+    due_ms: int
+    place: int
+    revision: int  # below 2**31
+    label: int = 0  # below 2**32
+
+
+class DuePage(NamedTuple):
+    """Entries by their time, and up to where all were looked at: None when that was all there is."""
+
+    entries: list[DueEntry]
+    end: DueEntry | None
+
+
+class DueCounts(NamedTuple):
+    waiting: int
+    never: int  # due at or behind NEVER_MS
+
+
+@runtime_checkable
+class DueIndex(Protocol):
+    """Engines that keep on disk what is due when, by its time, so that millions of entries do not live in memory.
+
+    Derived: it reflects the queues that its owner reads, up to the positions he says, and a start gives both back as they were
+    together at some moment. What came later is to be read and changed again.
+    """
+
+    def due_positions(self) -> Mapping[QueueId, int]:
+        """Up to where the entries reflect each queue; empty where there are none yet, or they had to be forgotten."""
+
+    def change_due(self, added: Sequence[DueEntry], taken: Sequence[DueEntry], positions: Mapping[QueueId, int]) -> None:
+        """All of it at once. `taken` are entries that were added, now or before, and are not due any more."""
+
+    async def read_due(self, after: DueEntry | None, *, until_ms: int, max_entries: int, labels: range = ANY_LABEL) -> DuePage:
+        """The first ones behind this entry, which need not be there, that are due before `until_ms` and have such a label.
+
+        Raises CorruptRecord: `forget_due` then, and everything is to be added again. Raises StoreClosed.
+        """
+
+    async def holds_due(self, entry: DueEntry) -> bool:
+        """Was it added, and not taken away? Raises as `read_due`."""
+
+    async def count_due(self, *, until_ms: int) -> int:
+        """How many are due before then. Reads them all. Raises as `read_due`."""
+
+    def due_counts(self) -> DueCounts: ...
+
+    async def forget_due(self) -> None:
+        """Take everything away; it reflects nothing then."""
+
+
+@runtime_checkable
+class ScatteredReads(Protocol):
+    """Engines that read many messages that do not lie together better than one by one."""
+
+    async def read_each(self, places: Sequence[tuple[QueueId, int]]) -> list[StoredMessage | RejectedError | CorruptRecord]:
+        """For each place the message there, or why there is none to be had. Raises StoreClosed."""
+
+
 class AppliedPrefix:
     """How far a derived table reflects one queue, whatever the order in which appends are answered.
 
@@ -142,6 +213,24 @@ class AppliedPrefix:
         while self._ahead and self.end in self._ahead:
             self._ahead.discard(self.end)
             self.end += 1
+
+
+async def read_each(
+    store: MessageStore, places: Sequence[tuple[QueueId, int]]
+) -> list[StoredMessage | RejectedError | CorruptRecord]:
+    """For each place the message there, or why there is none to be had, from any engine. Raises StoreClosed."""
+    if isinstance(store, ScatteredReads):
+        return await store.read_each(places)
+    found: list[StoredMessage | RejectedError | CorruptRecord] = []
+    for number, (queue, queue_offset) in enumerate(places, 1):
+        try:
+            found += await store.read(queue, queue_offset, max_messages=1, max_bytes=1)
+        except (RejectedError, CorruptRecord) as error:
+            found.append(error)
+        else:
+            if len(found) < number:
+                found.append(OffsetBeyondEnd(requested=queue_offset, available=await store.offsets(queue)))
+    return found
 
 
 async def find_message(store: MessageStore, queue: QueueId, from_offset: int, message_id: str) -> StoredMessage | None:

@@ -15,9 +15,14 @@ def replace(vfs: Vfs, path: PurePath, data: bytes, *, scratch: PurePath) -> None
         file.sync()
     finally:
         file.close()
+    name(vfs, made, path)
+
+
+def name(vfs: Vfs, made: PurePath, path: PurePath) -> None:
+    """A file that was made, and synced, in a folder for that gets its name. Durable on return."""
     vfs.rename(made, path)
     vfs.sync_directory(path.parent)
-    vfs.sync_directory(scratch)
+    vfs.sync_directory(made.parent)
 
 
 def read_whole(vfs: Vfs, path: PurePath) -> bytes | None:
@@ -52,6 +57,4 @@ def make_sized(vfs: Vfs, path: PurePath, length: int, *, scratch: PurePath, with
             raise
     finally:
         file.close()
-    vfs.rename(made, path)
-    vfs.sync_directory(path.parent)
-    vfs.sync_directory(scratch)
+    name(vfs, made, path)

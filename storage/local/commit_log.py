@@ -37,19 +37,26 @@ class CommitLog:
         Raises CorruptRecord.
         """
         if offset >= self.trusted_from and offset >= self.written_end - _HOT_BYTES:
-            return self._decode(self.segments.read_mapped(offset, length), offset, length)
+            return self.decode(self.segments.read_mapped(offset, length), offset, length)
         if offset < self.trusted_from and not self._verified.covers(offset):
             return None
         raw = self.segments.read_cached(offset, length)
-        return None if raw is None else self._decode(raw, offset, length)
+        return None if raw is None else self.decode(raw, offset, length)
 
     def read(self, offset: int, length: int) -> Record:
         """The record that lies there. May wait for the disk. Raises CorruptRecord."""
         raw = self.segments.read(offset, length)
-        record = self._decode(raw, offset, length)
+        record = self.decode(raw, offset, length)
         if offset < self.trusted_from and not self._verified.covers(offset):
             self._verify(record, offset)
         return record
+
+    def fetch(self, offset: int, length: int) -> bytes:
+        """The bytes of the record that lies there, for `decode`. May wait for the disk. Raises CorruptRecord."""
+        raw = self.segments.read(offset, length)
+        if offset < self.trusted_from and not self._verified.covers(offset):
+            self._verify(self.decode(raw, offset, length), offset)
+        return raw
 
     def read_at(self, offset: int) -> Record | None:
         """The record that begins there, where the caller does not know its length; None where none does."""
@@ -58,7 +65,8 @@ class CommitLog:
         length = self._length_at(offset)
         return self.read(offset, length) if length else None
 
-    def _decode(self, raw: bytes, offset: int, length: int) -> Record:
+    def decode(self, raw: bytes, offset: int, length: int) -> Record:
+        """The record that these bytes of the log are. Raises CorruptRecord."""
         try:
             record = records.decode(raw)
         except DamagedRecord as damage:

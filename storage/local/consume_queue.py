@@ -16,7 +16,6 @@ from storage.formats.queue_entry import ENTRY_BYTES, QueueEntry
 from storage.message import OffsetRange, QueueId
 
 _KEPT_IN_MEMORY = 256  # entries behind the last flush: tailing consumers never ask a file
-_READ_AHEAD = 128  # entries fetched from a file at once
 
 
 class ConsumeQueue:
@@ -169,10 +168,10 @@ class QueueFiles:
     def read(self, queue: QueueId, queue_offset: int, count: int) -> list[QueueEntry]:
         """Up to `count` entries of one file; the read lane's."""
         path, at = self._place(queue, queue_offset)
-        length = min(max(count, _READ_AHEAD) * ENTRY_BYTES, self._file_bytes - at)
+        length = min(count * ENTRY_BYTES, self._file_bytes - at)
         with self._handles.use(path) as file:
             raw = file.read(at, length)
-        return list(queue_entry.decode_all(raw[: len(raw) // ENTRY_BYTES * ENTRY_BYTES]))[:count]
+        return list(queue_entry.decode_all(raw[: len(raw) // ENTRY_BYTES * ENTRY_BYTES]))
 
     def write(self, unflushed: Unflushed) -> None:
         """The derive lane's."""

@@ -18,6 +18,8 @@ from storage.files.vfs import is_disk_full
 from storage.local import log_walk
 from storage.local.checkpoint_file import CheckpointFile
 from storage.local.consume_queue import ConsumeQueue, ConsumeQueues, QueueFiles, Unflushed
+from storage.local.due_index import SNAPSHOT as TIMERS_SNAPSHOT
+from storage.local.due_index import LocalDueIndex, Made, Pending
 from storage.local.flusher import Flusher
 from storage.local.group_offsets import QUEUE as OFFSET_QUEUE
 from storage.local.group_offsets import GroupOffsets
@@ -42,6 +44,7 @@ class _Round(NamedTuple):
     unflushed: list[Unflushed]
     snapshots: dict[str, Snapshot]
     queues_snapshot: QueuesSnapshot | None
+    due: Pending | None
 
     @property
     def is_thorough(self) -> bool:
@@ -56,6 +59,7 @@ class Deriver:
         queues: ConsumeQueues,
         files: QueueFiles,
         key_index: KeyIndex,
+        due_index: LocalDueIndex,
         segments: Segments,
         snapshots: SnapshotFiles,
         offsets: GroupOffsets,
@@ -71,6 +75,7 @@ class Deriver:
         self._queues = queues
         self._files = files
         self._key_index = key_index
+        self._due_index = due_index
         self._segments = segments
         self._snapshots = snapshots
         self._offsets = offsets
@@ -134,6 +139,7 @@ class Deriver:
             now_ms - self._thorough_ms >= self._options.snapshot_interval_ms
             or self.backlog_bytes >= self._options.snapshot_log_bytes
         )
+        is_thorough |= self._due_index.is_large
         if self._dirty or self._kept or is_thorough:
             self._begin(is_thorough=is_thorough)
 
@@ -143,14 +149,16 @@ class Deriver:
         dirty, self._dirty = self._dirty, {}
         snapshots: dict[str, Snapshot] = {}
         queues_snapshot: QueuesSnapshot | None = None
+        due: Pending | None = None
         log_end, stored_at_ms = self._writer.visible_end, self._writer.visible_stored_at_ms
         if is_thorough:
             snapshots, self._kept = self._kept, {}
             if self._offsets.has_changed:
                 snapshots[OFFSETS_SNAPSHOT] = Snapshot(self._offsets.encode(), {OFFSET_QUEUE: self._queues[OFFSET_QUEUE].end})
             queues_snapshot = QueuesSnapshot.of(self._queues, log_offset=log_end, stored_at_ms=stored_at_ms)
+            due = self._due_index.freeze()
         unflushed = [queue.take_unflushed() for queue in dirty]
-        self._round = _Round(log_end, stored_at_ms, unflushed, snapshots, queues_snapshot)
+        self._round = _Round(log_end, stored_at_ms, unflushed, snapshots, queues_snapshot, due)
         if is_thorough:
             self._flusher.request(log_end, stored_at_ms)  # the others wait until it comes by itself
         self.on_flushed()
@@ -158,7 +166,7 @@ class Deriver:
     def _write(self, round_: _Round) -> None:
         self._is_writing = True
 
-        def write() -> None:
+        def write() -> Made | CorruptRecord | None:
             for unflushed in round_.unflushed:
                 self._files.write(unflushed)
             self._index_up_to(round_.log_end)
@@ -167,12 +175,16 @@ class Deriver:
                 self._key_index.sync()
             for name, snapshot in round_.snapshots.items():
                 self._snapshots.save(name, snapshot)
+            made = None if round_.due is None else self._due_index.make(round_.due)
+            if isinstance(made, Made):
+                self._snapshots.save(TIMERS_SNAPSHOT, made.snapshot)
             if round_.queues_snapshot is not None:
                 # The last one: it moves the place where a start begins to replay.
                 reflected = msgspec.structs.replace(round_.queues_snapshot, index=self._key_index.marks)
                 self._snapshots.save(QUEUES_SNAPSHOT, reflected.wrap())
+            return made
 
-        self._runner.beside(Lane.DERIVE, write, lambda _: self._written(round_), self._failed)
+        self._runner.beside(Lane.DERIVE, write, lambda made: self._written(round_, made), self._failed)
 
     def _index_up_to(self, log_end: int) -> None:
         """The derive lane's."""
@@ -184,9 +196,13 @@ class Deriver:
             log.error("not_indexed", file=str(damage.path), log_offset=damage.physical_offset, reason=damage.reason)
         self.indexed_end = log_end
 
-    def _written(self, round_: _Round) -> None:
+    def _written(self, round_: _Round, made: Made | CorruptRecord | None) -> None:
         self._round = None
         self._is_writing = False
+        if made is not None:
+            surplus = self._due_index.made(made)
+            # In the lane of those who may still read them.
+            self._runner.beside(Lane.READ, self._due_index.dispose(surplus), lambda _: None, self._on_failure)
         for unflushed in round_.unflushed:
             unflushed.queue.note_flushed(unflushed.end)
         if round_.is_thorough:
@@ -210,6 +226,8 @@ class Deriver:
             return
         self._dirty.update(dict.fromkeys(unflushed.queue for unflushed in round_.unflushed))
         self._kept = {**round_.snapshots, **self._kept}
+        if round_.due is not None:
+            self._due_index.give_back(round_.due)
         self._finish(False)
 
     def _finish(self, succeeded: bool) -> None:

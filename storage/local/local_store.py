@@ -18,6 +18,7 @@ from storage.errors import (
     InvalidRequest,
     OffsetBeyondEnd,
     OffsetExpired,
+    RejectedError,
     StoreClosed,
     UnknownQueue,
     UnknownTopic,
@@ -26,6 +27,7 @@ from storage.files.segments import Segments
 from storage.files.vfs import Vfs
 from storage.formats import record as records
 from storage.formats import unit
+from storage.formats.queue_entry import QueueEntry
 from storage.identifiers import Identifiers
 from storage.local import group_offsets
 from storage.local.arrivals import Arrivals
@@ -34,6 +36,8 @@ from storage.local.commit_log import CommitLog
 from storage.local.consume_queue import ConsumeQueue, QueueFiles
 from storage.local.data_directory import DataDirectory
 from storage.local.deriver import OFFSETS_SNAPSHOT, Deriver
+from storage.local.due_index import SNAPSHOT as TIMERS_SNAPSHOT
+from storage.local.due_index import LocalDueIndex
 from storage.local.event_loop import EventLoopRunner
 from storage.local.flusher import Flusher
 from storage.local.group_offsets import GroupOffsets
@@ -46,10 +50,12 @@ from storage.local.preparer import Preparer
 from storage.local.recovery import Progress, Recovered, Report, recover
 from storage.local.runner import Lane, Runner
 from storage.local.snapshot_files import SnapshotFiles
+from storage.local.timer_files import TimerFolder
 from storage.message import Appended, Durability, Message, OffsetRange, QueueId, StoredMessage
-from storage.store import LAST_MS, Snapshot
+from storage.store import ANY_LABEL, LAST_MS, DueCounts, DueEntry, DuePage, Snapshot
 
 _SEARCH_STEPS = 1_000  # records that a search looks at in one go
+_DECODED_AT_ONCE = 32  # records; about a millisecond
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -128,6 +134,7 @@ class LocalMessageStore:
         self._synced: list[tuple[int, asyncio.Future[None]]] = []
         self._queues = recovered.queues
         self._offsets = files.offsets
+        self._due_index = files.due_index
         self._arrivals = Arrivals()
         self._log = CommitLog(files.segments, trusted_from=recovered.walked_from, written_end=recovered.end)
         self._preparer = Preparer(
@@ -164,6 +171,7 @@ class LocalMessageStore:
             self._queues,
             files.queue_files,
             files.key_index,
+            files.due_index,
             files.segments,
             files.snapshots,
             self._offsets,
@@ -321,6 +329,30 @@ class LocalMessageStore:
             is_over = await self._in_lane(Lane.READ, step)
         return found
 
+    async def read_each(self, places: Sequence[tuple[QueueId, int]]) -> list[StoredMessage | RejectedError | CorruptRecord]:
+        """ScatteredReads. One wait for the read lane, and then decoded a few at a time, so that others get their turn."""
+        self._check_readable()
+        found: dict[int, StoredMessage | RejectedError | CorruptRecord] = {}
+        asked: list[tuple[int, ConsumeQueue, int]] = []
+        for number, (queue, queue_offset) in enumerate(places):
+            try:
+                asked.append((number, self._readable_at(queue, queue_offset), queue_offset))
+            except RejectedError as refused:
+                found[number] = refused
+        fetched = await self._in_lane(Lane.READ, lambda: self._fetch_each(asked)) if asked else []
+        for at, (one, entry, raw) in enumerate(fetched):
+            number, consume_queue, queue_offset = one
+            try:
+                if isinstance(raw, CorruptRecord):
+                    raise raw
+                record = self._log.decode(raw, entry.physical_offset, entry.record_bytes)
+                found[number] = self._checked(record, consume_queue, queue_offset)
+            except CorruptRecord as damage:
+                found[number] = damage
+            if at % _DECODED_AT_ONCE == _DECODED_AT_ONCE - 1:
+                await asyncio.sleep(0)
+        return [found[number] for number in range(len(places))]
+
     async def save_snapshot(self, name: str, snapshot: Snapshot) -> None:
         """Snapshots. Written with the next thorough round; nothing waits for it."""
         self._deriver.keep(name, snapshot)
@@ -333,6 +365,41 @@ class LocalMessageStore:
         if waiting is not None:
             return waiting
         return await self._in_lane(Lane.READ, lambda: self._files.load_snapshot(name, self._queues.bounds_of))
+
+    def due_positions(self) -> Mapping[QueueId, int]:
+        """DueIndex."""
+        return dict(self._due_index.positions)
+
+    def change_due(self, added: Sequence[DueEntry], taken: Sequence[DueEntry], positions: Mapping[QueueId, int]) -> None:
+        """DueIndex. It becomes files with the next thorough round; nothing waits for it."""
+        self._due_index.change(added, taken, positions)
+
+    async def read_due(self, after: DueEntry | None, *, until_ms: int, max_entries: int, labels: range = ANY_LABEL) -> DuePage:
+        """DueIndex."""
+        self._check_readable()
+        read = self._due_index.reading(after, until_ms=until_ms, max_entries=max_entries, labels=labels)
+        return await self._in_lane(Lane.READ, read)
+
+    async def holds_due(self, entry: DueEntry) -> bool:
+        """DueIndex."""
+        self._check_readable()
+        said = self._due_index.says_of(entry)
+        return await self._in_lane(Lane.READ, self._due_index.holding(entry)) if said is None else said
+
+    async def count_due(self, *, until_ms: int) -> int:
+        """DueIndex."""
+        self._check_readable()
+        return await self._in_lane(Lane.READ, self._due_index.counting(until_ms=until_ms))
+
+    def due_counts(self) -> DueCounts:
+        """DueIndex."""
+        return self._due_index.counts
+
+    async def forget_due(self) -> None:
+        """DueIndex."""
+        surplus = self._due_index.forget()
+        await self._in_lane(Lane.DERIVE, lambda: None)  # it may be making a file of them
+        await self._in_lane(Lane.READ, self._due_index.dispose(surplus))
 
     @property
     def is_prepared(self) -> bool:
@@ -369,6 +436,33 @@ class LocalMessageStore:
         if queue_offset > found.end:
             raise OffsetBeyondEnd(requested=queue_offset, available=found.bounds)
         return found
+
+    def _readable_at(self, queue: QueueId, queue_offset: int) -> ConsumeQueue:
+        """The queue, where it has a message at this offset."""
+        found = self._readable(queue, queue_offset)
+        if queue_offset == found.end:
+            raise OffsetBeyondEnd(requested=queue_offset, available=found.bounds)
+        return found
+
+    def _fetch_each(
+        self, asked: list[tuple[int, ConsumeQueue, int]]
+    ) -> list[tuple[tuple[int, ConsumeQueue, int], QueueEntry, bytes | CorruptRecord]]:
+        """The read lane's: the bytes of each record."""
+        fetched: list[tuple[tuple[int, ConsumeQueue, int], QueueEntry, bytes | CorruptRecord]] = []
+        at = 0
+        while at < len(asked):
+            _, queue, queue_offset = asked[at]
+            count = 1
+            while at + count < len(asked) and asked[at + count][1:] == (queue, queue_offset + count):
+                count += 1  # neighbours lie in one file
+            for entry in self._files.queue_files.entries(queue, queue_offset, count):
+                try:
+                    raw: bytes | CorruptRecord = self._log.fetch(entry.physical_offset, entry.record_bytes)
+                except CorruptRecord as damage:
+                    raw = damage
+                fetched.append((asked[at], entry, raw))
+                at += 1
+        return fetched
 
     def _read_now(self, queue: ConsumeQueue, queue_offset: int, count: int, max_bytes: int) -> list[StoredMessage] | None:
         """What memory holds; None where a file must be asked for a part of it."""
@@ -534,6 +628,7 @@ class _Files:
         self.directory = DataDirectory(vfs, directory)
         self.recovered: Recovered
         self.offsets = GroupOffsets()
+        self.due_index: LocalDueIndex
         self._open: list[Callable[[], None]] = [self.directory.close]
         try:
             self.segments = Segments(
@@ -597,11 +692,17 @@ class _Files:
             self.directory, self.segments, self.checkpoint, self.queue_files, self.key_index, self.snapshots, clock, progress
         )
         self._replay_offsets()
+        self._open_timers()
         self.directory.mark()
         self.checkpoint.note(
             synced_offset=recovered.end, epoch=recovered.epoch, stored_at_ms=recovered.last_stored_at_ms
         )  # fmt: skip
         self.checkpoint.force()
+
+    def _open_timers(self) -> None:
+        folder = TimerFolder(self.directory.vfs, self.directory.timers, scratch=self.directory.making)
+        self.due_index = LocalDueIndex(folder, self.load_snapshot(TIMERS_SNAPSHOT, self.recovered.queues.bounds_of))
+        self._open.append(self.due_index.close)
 
     def _replay_offsets(self) -> None:
         queue = group_offsets.QUEUE

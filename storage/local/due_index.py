@@ -1,0 +1,342 @@
+"""What is due when, by its time: the newest changes in memory, the rest in timer files.
+
+The owner's thread changes it. With each thorough round of the deriver what is in memory becomes a file, and files are merged so
+that each is larger than those after it: some ten of them hold ten million entries. Which files count, and up to where in each
+queue they reflect what was read, is kept in one snapshot, which is replaced whole. Read are the files and the memory together,
+merged on the way. What is over at the front of a file is passed over, and the file written again when most of it is.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import structlog
+
+from storage.errors import CorruptRecord
+from storage.formats import timer_file
+from storage.formats.timer_file import Entries, Key, Source
+from storage.local.timer_files import Memory, Part, TimerFolder
+from storage.message import QueueId
+from storage.store import ANY_LABEL, NEVER_MS, DueCounts, DueEntry, DuePage, Snapshot
+
+log = structlog.get_logger()
+
+SNAPSHOT = "timers"
+_LARGE = 50_000  # changes in memory: they wait for no round that comes by itself
+_MOST_MERGED = 1 << 22  # entries; what is larger is left alone
+_READ_AT_ONCE = 200_000  # entries that one call looks at
+
+
+class _Kept(msgspec.Struct, frozen=True, array_like=True):
+    """The snapshot."""
+
+    next_number: int
+    waiting: int
+    never: int
+    files: list[tuple[int, int, int]]  # number, count, begin
+
+
+_decoder = msgspec.msgpack.Decoder(_Kept)
+
+
+class _Changes:
+    """Since the last file. An entry that comes and goes meanwhile leaves nothing."""
+
+    def __init__(self) -> None:
+        self.added: dict[DueEntry, None] = {}
+        self.taken: dict[DueEntry, None] = {}
+        self.is_frozen = False
+        self._memory: Memory | None = None
+
+    def __len__(self) -> int:
+        return len(self.added) + len(self.taken)
+
+    def change(self, added: Iterable[DueEntry], taken: Iterable[DueEntry]) -> None:
+        for entry in added:
+            if entry in self.taken:
+                del self.taken[entry]
+            else:
+                self.added[entry] = None
+        for entry in taken:
+            if entry in self.added:
+                del self.added[entry]
+            else:
+                self.taken[entry] = None
+
+    def says_of(self, entry: DueEntry) -> bool | None:
+        """Is it due? None: these changes do not say."""
+        return True if entry in self.added else False if entry in self.taken else None
+
+    def sorted(self) -> Callable[[], Memory]:
+        """What gives them as a source, in any lane. Called by the owner."""
+        if self.is_frozen and self._memory is not None:
+            memory = self._memory
+            return lambda: memory
+        added, taken = list(self.added), list(self.taken)
+
+        def sort() -> Memory:
+            rows = chain(
+                ((entry.due_ms, entry.place, 2 * entry.revision, entry.label) for entry in added),
+                ((entry.due_ms, entry.place, 2 * entry.revision + 1, entry.label) for entry in taken),
+            )
+            memory = Memory(timer_file.made_of(rows, len(added) + len(taken)))
+            if self.is_frozen:
+                self._memory = memory
+            return memory
+
+        return sort
+
+
+class Pending(NamedTuple):
+    """What a round makes files of."""
+
+    generation: int
+    changes: Callable[[], Memory]
+    parts: tuple[Part, ...]
+    next_number: int
+    counts: DueCounts
+    positions: Mapping[QueueId, int]
+
+
+class Made(NamedTuple):
+    """What came of it: the parts that count from now on, and the snapshot that says so."""
+
+    generation: int
+    parts: tuple[Part, ...]
+    next_number: int
+    snapshot: Snapshot
+
+
+class LocalDueIndex:
+    """The owner's thread, but for `make`, `keep_only` and what `reading` and `counting` return."""
+
+    def __init__(self, folder: TimerFolder, kept: Snapshot | None) -> None:
+        """`kept` is the snapshot; None: nothing is known, and everything will be added again."""
+        self._folder = folder
+        self._changes = _Changes()
+        self._frozen: _Changes | None = None
+        self._generation = 0
+        self._damage: CorruptRecord | None = None
+        self._parts: tuple[Part, ...] = ()
+        self._next_number = 0
+        self._counts = DueCounts(0, 0)
+        self._has_changed = False
+        self.positions: dict[QueueId, int] = {}
+        if kept is not None:
+            self._restore(kept)
+        folder.remove_all_but(self._parts)
+
+    @property
+    def counts(self) -> DueCounts:
+        return self._counts
+
+    @property
+    def is_large(self) -> bool:
+        """Is there so much in memory that it is time to make a file of it?"""
+        return len(self._changes) >= _LARGE and self._frozen is None
+
+    def change(self, added: Sequence[DueEntry], taken: Sequence[DueEntry], positions: Mapping[QueueId, int]) -> None:
+        self._changes.change(added, taken)
+        never = sum([one.due_ms >= NEVER_MS for one in added]) - sum([one.due_ms >= NEVER_MS for one in taken])
+        waiting = len(added) - len(taken) - never
+        self._counts = DueCounts(self._counts.waiting + waiting, self._counts.never + never)
+        self.positions.update(positions)
+        self._has_changed = True
+
+    def forget(self) -> tuple[Part, ...]:
+        """Everything is gone; the files that nobody needs any more."""
+        parts, self._parts = self._parts, ()
+        self._generation += 1
+        self._changes, self._frozen, self._damage = _Changes(), None, None
+        self._counts = DueCounts(0, 0)
+        self.positions.clear()
+        self._has_changed = True
+        return parts
+
+    # --------------------------------------------------------------------------------------------------------- reading
+
+    def says_of(self, entry: DueEntry) -> bool | None:
+        """Is it due? None: the files must be asked."""
+        said = self._changes.says_of(entry)
+        return self._frozen.says_of(entry) if said is None and self._frozen is not None else said
+
+    def holding(self, entry: DueEntry) -> Callable[[], bool]:
+        """Whether the files have it."""
+        sources = self._sources()
+        key = Key(entry.due_ms, entry.place, 2 * entry.revision)
+
+        def hold() -> bool:
+            first = next((piece[:1] for piece in timer_file.merged(sources(), key) if len(piece)), timer_file.NOTHING)
+            return entry in _entries(first)
+
+        return hold
+
+    def reading(
+        self, after: DueEntry | None, *, until_ms: int, max_entries: int, labels: range = ANY_LABEL
+    ) -> Callable[[], DuePage]:
+        sources = self._sources()
+        begin = timer_file.FIRST if after is None else Key(after.due_ms, after.place, 2 * after.revision + 2)
+
+        def read() -> DuePage:
+            found: list[DueEntry] = []
+            looked_at = 0
+            for piece in timer_file.merged(sources(), begin):
+                in_time = piece[: np.searchsorted(piece["due_ms"], until_ms)]
+                found += _entries(_chosen(in_time, labels)[: max_entries - len(found)])
+                if len(found) == max_entries:
+                    return DuePage(found, found[-1] if found else after)
+                if len(in_time) < len(piece):
+                    break
+                looked_at += len(piece)
+                if looked_at >= _READ_AT_ONCE:
+                    return DuePage(found, *_entries(piece[-1:]))
+            return DuePage(found, None)
+
+        return read
+
+    def counting(self, *, until_ms: int) -> Callable[[], int]:
+        sources = self._sources()
+
+        def count() -> int:
+            total = 0
+            for piece in timer_file.merged(sources(), timer_file.FIRST):
+                in_time = piece[: np.searchsorted(piece["due_ms"], until_ms)]
+                total += len(_chosen(in_time, ANY_LABEL))
+                if len(in_time) < len(piece):
+                    break
+            return total
+
+        return count
+
+    def _sources(self) -> Callable[[], list[Source]]:
+        """All there is to be read, as it is now. Raises CorruptRecord."""
+        if self._damage is not None:
+            raise self._damage
+        parts = self._parts
+        memories = [changes.sorted() for changes in (self._frozen, self._changes) if changes]
+        return lambda: [*parts, *[memory() for memory in memories]]
+
+    # ----------------------------------------------------------------------------------------------------------- files
+
+    def freeze(self) -> Pending | None:
+        """What is to become a file; None where nothing has changed. `made` or `give_back` ends it."""
+        if not self._has_changed or self._frozen is not None or self._damage is not None:
+            return None
+        self._frozen, self._changes = self._changes, _Changes()
+        self._frozen.is_frozen = True
+        self._has_changed = False
+        positions = dict(self.positions)
+        return Pending(self._generation, self._frozen.sorted(), self._parts, self._next_number, self._counts, positions)
+
+    def make(self, pending: Pending) -> Made | CorruptRecord:
+        """The derive lane's: write and merge. The files are durable on return, the snapshot is still to be kept."""
+        try:
+            return self._make(pending)
+        except CorruptRecord as damage:
+            return damage
+
+    def made(self, made: Made | CorruptRecord) -> tuple[Part, ...]:
+        """The round is over, and its snapshot is on disk; the files that nobody needs any more."""
+        if isinstance(made, CorruptRecord):
+            log.error("timers_damaged", file=str(made.path), at=made.physical_offset, reason=made.reason)
+            self._give_back()
+            self._damage = made
+            return ()
+        if made.generation != self._generation:
+            surplus = tuple(part for part in made.parts if part.file.number >= self._next_number)
+            self._next_number = made.next_number
+            return surplus
+        self._frozen = None
+        kept = {part.file.number for part in made.parts}
+        surplus = tuple(part for part in self._parts if part.file.number not in kept)
+        self._parts, self._next_number = made.parts, made.next_number
+        return surplus
+
+    def give_back(self, pending: Pending) -> None:
+        """It could not be written: it stays in memory."""
+        if pending.generation == self._generation:
+            self._give_back()
+
+    def dispose(self, surplus: Sequence[Part]) -> Callable[[], None]:
+        """The read lane's, behind all who read these files: close and remove them."""
+        folder = self._folder
+
+        def remove() -> None:
+            for part in surplus:
+                part.file.close()
+            folder.remove(surplus)
+
+        return remove
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.file.close()
+
+    def _restore(self, kept: Snapshot) -> None:
+        try:
+            found = _decoder.decode(kept.data)
+        except msgspec.DecodeError:
+            return
+        parts = self._folder.open(found.files)
+        if parts is not None:
+            self._parts, self._next_number = parts, found.next_number
+            self._counts = DueCounts(found.waiting, found.never)
+            self.positions = dict(kept.positions)
+
+    def _give_back(self) -> None:
+        frozen, self._frozen = self._frozen, None
+        if frozen is not None:
+            frozen.is_frozen = False
+            frozen.change(self._changes.added, self._changes.taken)
+            self._changes = frozen
+            self._has_changed = True
+
+    def _make(self, pending: Pending) -> Made:
+        changes = pending.changes()
+        first = _first_due([*pending.parts, changes])
+        parts = [Part(part.file, part.file.count if first is None else part.find(first)) for part in pending.parts]
+        kept, merged = _plan(parts, changes.end)
+        number = pending.next_number
+        file = None if first is None else self._folder.make(number, timer_file.merged([*merged, changes], first))
+        if file is not None:
+            kept.append(Part(file))
+        listed = [(part.file.number, part.file.count, part.begin) for part in kept]
+        data = msgspec.msgpack.encode(_Kept(number + 1, *pending.counts, listed))
+        return Made(pending.generation, tuple(kept), number + 1, Snapshot(data, pending.positions))
+
+
+def _first_due(sources: Sequence[Source]) -> Key | None:
+    """The first entry that is still due. All before it, in whichever source, is over."""
+    for piece in timer_file.merged(sources, timer_file.FIRST):
+        for entry in _entries(_chosen(piece, ANY_LABEL)[:1]):
+            return Key(entry.due_ms, entry.place, 2 * entry.revision)
+    return None
+
+
+def _plan(parts: Iterable[Part], new_count: int) -> tuple[list[Part], list[Part]]:
+    """(files that stay as they are, files that are merged with what is new), by age."""
+    kept: list[Part] = []
+    merged: list[Part] = []
+    for part in parts:
+        # Mostly over: it is written again without that.
+        (merged if 2 * part.begin > part.end else kept).append(part)
+    size = new_count + sum(part.live_count for part in merged)
+    while kept and kept[-1].live_count <= 2 * size and kept[-1].live_count + size <= _MOST_MERGED:
+        size += kept[-1].live_count
+        merged.append(kept.pop())
+    return kept, merged
+
+
+def _chosen(entries: Entries, labels: range) -> Entries:
+    is_due = entries["version"] % 2 == 0
+    if labels != ANY_LABEL:
+        is_due &= (entries["label"] >= labels.start) & (entries["label"] < labels.stop)
+    chosen: Entries = entries[is_due]
+    return chosen
+
+
+def _entries(entries: Entries) -> list[DueEntry]:
+    columns = (entries["due_ms"], entries["place"], entries["version"] // 2, entries["label"])
+    return list(map(DueEntry, *[column.tolist() for column in columns]))
