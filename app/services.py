@@ -10,6 +10,7 @@ from app.observability import Metrics
 from app.registry.groups import ConsumerGroups, ProducerGroups
 from app.registry.topics import Topics
 from app.sent_keys import SentKeys
+from app.webhooks.check_test import CheckTester
 from app.webhooks.service import Webhooks
 from scheduler.schedule_service import ScheduleService
 from storage.clock import Clock
@@ -34,6 +35,7 @@ class Services:
     sent_keys: SentKeys
     webhooks: Webhooks
     sender: CheckSender
+    tester: CheckTester
     clock: Clock
     identifiers: Identifiers
     metrics: Metrics

@@ -19,6 +19,7 @@ from app.registry.vault import CannotOpen, Vault
 from app.sent_keys import SentKeys
 from app.services import Services
 from app.settings import Settings
+from app.webhooks.check_test import CheckTester
 from app.webhooks.service import Webhooks
 from scheduler.schedule_service import ScheduleService
 from scheduler.scheduled_message import put_off
@@ -189,6 +190,7 @@ class Wiring:
             sent_keys=sent_keys,
             webhooks=webhooks,
             sender=sender,
+            tester=CheckTester(sender, webhooks, clock, identifiers),
             clock=clock,
             identifiers=identifiers,
             metrics=self._metrics,

@@ -6,7 +6,9 @@ a restart they are sent at once, under the same ids.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import structlog
 
@@ -14,7 +16,7 @@ from storage.clock import Clock
 from storage.errors import CheckNotOpen, MessagingError, TransactionConflict
 from txn.coordinator import TransactionCoordinator
 from txn.open_checks import LeasedCheck
-from txn.producer import Answered, Failed, ProducerClient, Route
+from txn.producer import Answered, Failed, Failure, ProducerClient, Route
 from txn.retry_plan import Circuit, wait_before_retry
 
 log = structlog.get_logger()
@@ -31,8 +33,10 @@ class CheckSender:
         self._client = client
         self._clock = clock
         self._chance = chance
-        self._under_way: dict[str, set[asyncio.Task[None]]] = {}
+        self._under_way: dict[str, set[asyncio.Task[Any]]] = {}
         self._circuits: dict[str, Circuit] = {}
+        self._questions: set[asyncio.Task[Answered | Failed]] = set()  # others than checks, under way
+        self._wanting: Counter[str] = Counter()  # questions that wait for room, by host
         self._is_stopping = False
 
     @property
@@ -66,9 +70,37 @@ class CheckSender:
             await self._coordinator.note_failed_check(check, outcome.why.value, outcome.detail, latency_ms=outcome.latency_ms)
         return outcome
 
+    async def ask_beside(self, group: str, ask: Callable[[], Coroutine[Any, Any, Answered | Failed]]) -> Answered | Failed:
+        """Ask something else of a group, as one of the checks that its host may have at once; `ask` ends by itself.
+
+        What comes of it counts for the host as a try does. A host that is left alone is not asked.
+        """
+        route = self._client.route(group)
+        if route is None:
+            return Failed(Failure.UNREACHABLE, "the group is not asked by webhook any more")
+        if not await self._wait_for_room(route):
+            why = (
+                "the service stops" if self._is_stopping else "too many tries in a row failed there, and its host is left alone"
+            )
+            return Failed(Failure.UNREACHABLE, why)
+        task = asyncio.create_task(ask(), name=f"question-{group}")
+        self._questions.add(task)
+        task.add_done_callback(self._questions.discard)
+        self._count(route.host, task)
+        try:
+            outcome = await task
+        except asyncio.CancelledError:
+            if not self._is_stopping:
+                raise
+            return Failed(Failure.UNREACHABLE, "the service stops")
+        self._note(route.host, has_failed=isinstance(outcome, Failed) and outcome.blames_host)
+        return outcome
+
     def begin_stop(self) -> None:
-        """Send nothing new."""
+        """Send nothing new, and give up questions that are no checks: whoever asked is told."""
         self._is_stopping = True
+        for question in self._questions:
+            question.cancel()
 
     async def stop(self) -> None:
         """Give up what is under way: each check is sent again after the next start, under its id."""
@@ -85,23 +117,46 @@ class CheckSender:
             route = self._client.route(group)
             if route is None:
                 continue
-            under_way = self._under_way.get(route.host, ())
-            circuit = self._circuits.get(route.host) or Circuit()
-            room = circuit.room(self._clock.monotonic_ms(), concurrency=route.concurrency, under_way=len(under_way))
-            for check in self._coordinator.take_checks(group, max_checks=room) if room else ():
+            room = self._room(route) - self._wanting[route.host]
+            for check in self._coordinator.take_checks(group, max_checks=room) if room > 0 else ():
                 self._start(route, check)
                 count += 1
         return count
 
+    def _room(self, route: Route) -> int:
+        """How many more tries the host may have now."""
+        under_way = self._under_way.get(route.host, ())
+        circuit = self._circuits.get(route.host) or Circuit()
+        return circuit.room(self._clock.monotonic_ms(), concurrency=route.concurrency, under_way=len(under_way))
+
+    async def _wait_for_room(self, route: Route) -> bool:
+        """The next room is for who waits here. False where the host is left alone, or the service stops."""
+        self._wanting[route.host] += 1
+        try:
+            while not self._is_stopping:
+                if self._room(route):
+                    return True
+                under_way = self._under_way.get(route.host)
+                if not under_way:
+                    return False
+                await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+            return False
+        finally:
+            self._wanting[route.host] -= 1
+            self._wanting += Counter()  # those that nobody waits for any more go
+
     def _start(self, route: Route, check: LeasedCheck) -> None:
-        task = asyncio.create_task(self._send(route, check), name=f"check-{check.check_id}")
-        under_way = self._under_way.setdefault(route.host, set())
+        self._count(route.host, asyncio.create_task(self._send(route, check), name=f"check-{check.check_id}"))
+
+    def _count(self, host: str, task: asyncio.Task[Any]) -> None:
+        """The task is one of those that the host may have at once, until it ends."""
+        under_way = self._under_way.setdefault(host, set())
         under_way.add(task)
 
-        def ended(_: asyncio.Task[None]) -> None:
+        def ended(_: asyncio.Task[Any]) -> None:
             under_way.discard(task)
-            if not under_way and self._under_way.get(route.host) is under_way:
-                del self._under_way[route.host]
+            if not under_way and self._under_way.get(host) is under_way:
+                del self._under_way[host]
             self._send_due()  # there is room for another one
 
         task.add_done_callback(ended)

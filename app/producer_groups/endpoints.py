@@ -10,6 +10,8 @@ from app.producer_groups.schemas import (
     AnswersInput,
     AnswersResult,
     CheckList,
+    CheckTestInput,
+    CheckTestResult,
     ProducerGroup,
     ProducerGroupInput,
     ReceiveChecksInput,
@@ -74,6 +76,23 @@ async def get_producer_group(producer_group: Name, request: Request) -> Response
 async def rotate_signing_secret(producer_group: Name, request: Request) -> Response:
     """Replace the secret that checks are signed with. The answer holds the new one; for a day checks are signed with both."""
     return await answer(request, handlers.rotate_secret, producer_group)
+
+
+@router.post(
+    "/v1/producer-groups/{producer_group}/check-test",
+    **operation(
+        "testCheckEndpoint",
+        tag="checks",
+        body=CheckTestInput,
+        example={},
+        body_is_optional=True,
+        answers={200: CheckTestResult},
+        problems=["producer_group_not_found", "reserved_topic", "unsupported_combination", "too_many_waiting"],
+    ),
+)
+async def test_check_endpoint(producer_group: Name, request: Request) -> Response:
+    """Ask a producer's endpoint about made-up transactions. Each case says what a safe endpoint does; nothing is written."""
+    return await answer(request, handlers.test_endpoint, producer_group)
 
 
 @router.post(

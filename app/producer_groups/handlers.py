@@ -16,6 +16,9 @@ from app.producer_groups.schemas import (
     Check,
     CheckList,
     CheckMessage,
+    CheckTestCase,
+    CheckTestInput,
+    CheckTestResult,
     ProducerGroup,
     ProducerGroupInput,
     ReceiveChecksInput,
@@ -30,6 +33,7 @@ from txn.states import TxnEvent
 _group_decoder = msgspec.json.Decoder(ProducerGroupInput)
 _receive_decoder = msgspec.json.Decoder(ReceiveChecksInput)
 _rotate_decoder = msgspec.json.Decoder(RotateSecretInput)
+_test_decoder = msgspec.json.Decoder(CheckTestInput)
 _answers_decoder = msgspec.json.Decoder(AnswersInput)
 
 _MAX_EVIDENCE_BYTES = 4_096
@@ -63,6 +67,28 @@ async def rotate_secret(services: Services, call: Call, name: str) -> Reply:
     if group is None:
         raise Refusal("unsupported_combination", f"producer group {name} has check_mode poll, which needs no secret")
     return _answer_with(services, group, shows_secret=True)
+
+
+async def test_endpoint(services: Services, call: Call, name: str) -> Reply:
+    group = services.producer_groups.get(name)
+    call.decode(_test_decoder)
+    if group.webhook is None:
+        raise Refusal("unsupported_combination", f"producer group {name} has check_mode poll: it has no endpoint to test")
+    if group.webhook.disabled_at_ms is not None:
+        raise Refusal("unsupported_combination", "the endpoint said 410; put the producer group again to have it asked")
+    async with services.parked(call):
+        cases = await services.tester.run(name)
+    found = [
+        CheckTestCase(
+            case=case.case,
+            expected=case.expected,
+            got=case.got,
+            passed=case.passed,
+            latency_ms=UNSET if case.latency_ms is None else case.latency_ms,
+        )
+        for case in cases
+    ]
+    return reply(200, CheckTestResult(passed=all(case.passed for case in cases), cases=found))
 
 
 async def receive_checks(services: Services, call: Call, name: str) -> Reply:

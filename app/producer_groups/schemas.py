@@ -63,6 +63,32 @@ class RotateSecretInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     """No field is taken; the body may be left out."""
 
 
+class CheckTestInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """No field is taken; the body may be left out."""
+
+
+class CheckTestCase(msgspec.Struct, kw_only=True):
+    """A made-up question, and what came of it."""
+
+    case: Annotated[
+        str,
+        Meta(
+            description="never_seen, asked_again, very_old, wrong_signature or old_timestamp; releases to come may add others."
+        ),
+    ]
+    expected: str
+    got: Annotated[str, Meta(description="commit, rollback or unknown; or why it is no answer.")]
+    passed: bool
+    latency_ms: Annotated[int, Meta(description="Missing where nothing was sent.")] | UnsetType = UNSET
+
+
+class CheckTestResult(msgspec.Struct, kw_only=True):
+    """Whether an endpoint keeps the contract of checks. `passed`: in every case."""
+
+    passed: bool
+    cases: list[CheckTestCase]
+
+
 class ReceiveChecksInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """How many work items, how long to wait for one, and for how long they are lent."""
 

@@ -1,6 +1,7 @@
 """Checks by webhook: where they may go, and how one is asked. What it becomes is for `txn/checkback.py`."""
 
 import ssl
+from collections.abc import Sequence
 from functools import lru_cache
 
 import httpx
@@ -9,10 +10,10 @@ from msgspec import UNSET
 
 from app.observability import Metrics
 from app.problems import FieldError, Refusal
-from app.registry.groups import ProducerGroups
+from app.registry.groups import ProducerGroups, Webhook
 from app.webhooks.answers import CheckQuestion, read_answer
 from app.webhooks.options import WebhookOptions
-from app.webhooks.transport import MAX_ANSWER_BYTES, AddressRefused, AnswerTooLong, Courier
+from app.webhooks.transport import MAX_ANSWER_BYTES, AddressRefused, Answer, AnswerTooLong, Courier
 from app.webhooks.urls import Target, UrlRefused, normal_host, parse_url
 from client.webhooks import sign
 from storage.clock import Clock
@@ -21,6 +22,7 @@ from txn.producer import Answered, Failed, Failure, Route
 
 _LOOKUP_TIMEOUT_MS = 2_000
 _TARGETS_KEPT = 10_000
+_NOT_ASKED = Failed(Failure.UNREACHABLE, "the group is not asked by webhook any more")
 
 
 class Webhooks:
@@ -76,17 +78,38 @@ class Webhooks:
     async def aclose(self) -> None:
         await self._courier.aclose()
 
+    async def ask_on_trial(
+        self, group: str, asked: CheckQuestion, *, secret: str | None, signed_before_ms: int
+    ) -> Answer | Failed:
+        """Send a question that no transaction needs; what came back, as it came.
+
+        `secret`: signed with it instead of the group's. `signed_before_ms`: how long ago, as it says.
+        """
+        webhook = self._groups.webhook_of(group)
+        if webhook is None:
+            return _NOT_ASKED
+        secrets = None if secret is None else [secret]
+        return await self._post(webhook, asked, secrets, signed_ms=self._clock.wall_ms() - signed_before_ms)
+
     async def _ask(self, group: str, check: LeasedCheck) -> Answered | Failed:
         webhook = self._groups.webhook_of(group)
         if webhook is None:
-            return Failed(Failure.UNREACHABLE, "the group is not asked by webhook any more")
-        timeout_ms = webhook.settings.timeout_ms
+            return _NOT_ASKED
         now_ms = self._clock.wall_ms()
-        body = msgspec.json.encode(question(check, now_ms))
-        signed = sign(webhook.secrets(now_ms), webhook_id=check.check_id, timestamp=now_ms // 1000, body=body)
+        answer = await self._post(webhook, question(check, now_ms), None, signed_ms=now_ms)
+        return answer if isinstance(answer, Failed) else read_answer(answer, now_ms=self._clock.wall_ms())
+
+    async def _post(
+        self, webhook: Webhook, asked: CheckQuestion, secrets: Sequence[str] | None, *, signed_ms: int
+    ) -> Answer | Failed:
+        """`secrets`: None for those of the group."""
+        timeout_ms = webhook.settings.timeout_ms
+        body = msgspec.json.encode(asked)
+        secrets = webhook.secrets(self._clock.wall_ms()) if secrets is None else secrets
+        signed = sign(secrets, webhook_id=asked.check_id, timestamp=signed_ms // 1000, body=body)
         try:
             target = self._parse(webhook.settings.check_url)
-            answer = await self._courier.post(target, self._headers | signed, body, timeout_ms=timeout_ms)
+            return await self._courier.post(target, self._headers | signed, body, timeout_ms=timeout_ms)
         except (UrlRefused, AddressRefused) as error:
             return Failed(Failure.UNREACHABLE, f"a check may not be sent there: {error}")
         except AnswerTooLong:
@@ -95,7 +118,6 @@ class Webhooks:
             return Failed(Failure.UNREACHABLE, f"no answer within {timeout_ms} ms", is_timeout=True, blames_host=True)
         except (OSError, httpx.HTTPError) as error:
             return Failed(Failure.UNREACHABLE, _reason(error), blames_host=True)
-        return read_answer(answer, now_ms=self._clock.wall_ms())
 
     def _host(self, url: str) -> str:
         try:

@@ -113,7 +113,7 @@ def unknown_fields(value: Any) -> list[str]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[Server]:
-    environment = {"ESCROWMQ_API_KEYS": json.dumps([KEY])}
+    environment = {"ESCROWMQ_API_KEYS": json.dumps([KEY]), "ESCROWMQ_WEBHOOK__ALLOWED_HOSTS": '["localhost"]'}
     with Server(tmp_path_factory.mktemp("service") / "data", dev=False, environment=environment) as running:
         yield running
 
@@ -348,8 +348,12 @@ def configure_webhook(generated: Generated) -> None:
     assert "signing_secret" not in found.to_dict()
     refused = generated.call("putProducerGroup", "asked", body=generated.body("putProducerGroup", **LOCAL), status=422)
     assert refused.code == "check_url_refused"
+    generated.call("putProducerGroup", "asked", body=generated.body("putProducerGroup", **NOBODY_THERE), status=200)
+    tested = generated.call("testCheckEndpoint", "asked", status=200)
+    assert (tested.passed, len(tested.cases)) == (False, 5)
 
 
+NOBODY_THERE = {"check_mode": "webhook", "check_url": "http://localhost:9/"}
 LOCAL = {"check_mode": "webhook", "check_url": "https://127.0.0.1/"}
 
 

@@ -315,6 +315,24 @@ def test_a_host_gets_no_more_checks_at_once_than_it_may_have_whichever_group_the
     in_house(life, producers=producers)
 
 
+def test_another_question_gets_the_next_room_at_its_host_although_checks_wait():
+    async def life(house):
+        begun = [await house.begin() for _ in range(10)]
+        await house.run_for(150)
+
+        async def ask() -> Answered:
+            return Answered(TxnEvent.UNKNOWN, latency_ms=len(producers.asked) * 10 + producers.under_way)
+
+        outcome = await house.sender.ask_beside("shop", ask)
+
+        assert outcome.latency_ms == 10, "one check was under way, and has ended"
+        await house.run_for(10_000)
+        assert {(await house.look(one)).state for one in begun} == {TxnState.COMMITTED}
+
+    producers = Producers(COMMIT, concurrency=1, takes_ms=300)
+    in_house(life, producers=producers)
+
+
 def test_a_host_that_hangs_holds_up_no_other():
     async def life(house):
         producers.groups["mail"] = "mail.example"
