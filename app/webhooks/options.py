@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, SecretStr
 
+from app.webhooks.allowed import read_allowed
+
 _FERNET_KEY = re.compile(r"[A-Za-z0-9_-]{43}=")
 
 
@@ -24,7 +26,7 @@ def _from_json(value: Any) -> Any:
 class WebhookOptions:
     """Checks that are sent to the producer."""
 
-    # That may be loopback, private, plain http or on any port.
+    # Hosts, and networks as 10.20.0.0/16, that may be loopback, private, plain http or on any port.
     allowed_hosts: Annotated[tuple[str, ...], BeforeValidator(_from_json)] = ()
     encryption_keys: Annotated[
         tuple[SecretStr, ...], BeforeValidator(_from_json)
@@ -32,6 +34,7 @@ class WebhookOptions:
     secret_overlap_ms: int = 86_400_000  # a secret that was replaced signs too for so long
 
     def __post_init__(self) -> None:
+        read_allowed(self.allowed_hosts)  # raises ValueError
         for key in self.encryption_keys:
             if not _FERNET_KEY.fullmatch(key.get_secret_value()):
                 raise ValueError("each of encryption_keys is the URL-safe base64 of 32 bytes")

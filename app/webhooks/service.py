@@ -11,10 +11,11 @@ from msgspec import UNSET
 from app.observability import Metrics
 from app.problems import FieldError, Refusal
 from app.registry.groups import ProducerGroups, Webhook
+from app.webhooks.allowed import read_allowed
 from app.webhooks.answers import CheckQuestion, read_answer
 from app.webhooks.options import WebhookOptions
 from app.webhooks.transport import MAX_ANSWER_BYTES, AddressRefused, Answer, AnswerTooLong, Courier
-from app.webhooks.urls import Target, UrlRefused, normal_host, parse_url
+from app.webhooks.urls import Target, UrlRefused, parse_url
 from client.webhooks import sign
 from storage.clock import Clock
 from txn.open_checks import LeasedCheck
@@ -42,7 +43,7 @@ class Webhooks:
         self._groups = groups
         self._clock = clock
         self._metrics = metrics
-        allowed = frozenset(map(normal_host, options.allowed_hosts))
+        allowed = read_allowed(options.allowed_hosts)
         self._courier = courier or Courier(allowed)
         self._headers = {"Content-Type": "application/json", "User-Agent": f"escrowmq/{version}"}
         self._parse = lru_cache(_TARGETS_KEPT)(lambda text: parse_url(text, allowed))

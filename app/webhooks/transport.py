@@ -9,16 +9,18 @@ subnet of its own.
 
 import asyncio
 import socket
+import ssl
 import threading
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
 import httpcore
 import httpx
 
-from app.webhooks.addresses import is_public, parse_address
-from app.webhooks.urls import Target, normal_host
+from app.webhooks.addresses import parse_address
+from app.webhooks.allowed import Allowed, Reach
+from app.webhooks.urls import Target
 
 MAX_ANSWER_BYTES = 64 << 10
 
@@ -43,13 +45,13 @@ class Answer(NamedTuple):
 
 
 class CheckedBackend(httpcore.AsyncNetworkBackend):
-    """Connects to checked addresses only."""
+    """Connects to addresses only that hosts of this reach may have."""
 
-    def __init__(self, resolve: Resolve, connector: httpcore.AsyncNetworkBackend, allowed_hosts: Collection[str]) -> None:
-        """`allowed_hosts`: those whose addresses the operator vouches for."""
+    def __init__(self, resolve: Resolve, connector: httpcore.AsyncNetworkBackend, allowed: Allowed, reach: Reach) -> None:
         self._resolve = resolve
         self._connector = connector
-        self._allowed_hosts = allowed_hosts
+        self._allowed = allowed
+        self._reach = reach
 
     async def connect_tcp(
         self,
@@ -59,8 +61,7 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: SocketOptions | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        is_allowed = normal_host(host) in self._allowed_hosts
-        addresses = await find_addresses(self._resolve, host, port, is_allowed=is_allowed)
+        addresses = await find_addresses(self._resolve, host, port, self._allowed, self._reach)
         failure: Exception = httpcore.ConnectError(f"{host} has no address")
         for address in addresses:
             try:
@@ -78,15 +79,15 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
         raise AddressRefused("a socket of this machine")
 
 
-async def find_addresses(resolve: Resolve, host: str, port: int, *, is_allowed: bool) -> list[str]:
-    """The addresses of the host. Raises AddressRefused where only one of them is not public, OSError where there is none."""
+async def find_addresses(resolve: Resolve, host: str, port: int, allowed: Allowed, reach: Reach) -> list[str]:
+    """The addresses of the host. Raises AddressRefused where one of them is closed to checks, OSError where there is none."""
     literal = parse_address(host)
     found = [host] if literal is not None else await resolve(host, port)
-    if not is_allowed:
+    if reach is not Reach.ANY:
         for text in found:
             address = parse_address(text)
-            if address is None or not is_public(address):
-                raise AddressRefused(f"{host} leads to an address that is not public")
+            if address is None or not allowed.fits(address, reach):
+                raise AddressRefused(f"{host} leads to an address outside of {reach.value}")
     return found
 
 
@@ -95,33 +96,30 @@ class Courier:
 
     def __init__(
         self,
-        allowed_hosts: Collection[str],
+        allowed: Allowed,
         *,
         resolve: Resolve | None = None,
         connector: httpcore.AsyncNetworkBackend | None = None,
     ) -> None:
         self._resolve = resolve or resolve_by_system
-        backend = CheckedBackend(self._resolve, connector or httpcore.AnyIOBackend(), allowed_hosts)
+        self._allowed = allowed
+        connector = connector or httpcore.AnyIOBackend()
         tls = httpx.create_ssl_context(trust_env=False)
-        # The transport and no client: nothing follows redirects, keeps cookies or reads the environment.
-        self._transport = httpx.AsyncHTTPTransport(verify=tls, trust_env=False)
-        # httpx has no public place for a network backend; a test sees that connections come through ours.
-        self._transport._pool = httpcore.AsyncConnectionPool(
-            ssl_context=tls, network_backend=backend, max_connections=None, max_keepalive_connections=0
-        )
+        # A connection tells its backend neither the scheme nor the URL, so hosts of each reach have a transport of their own.
+        self._transports = {reach: _transport(CheckedBackend(self._resolve, connector, allowed, reach), tls) for reach in Reach}
 
     async def check(self, target: Target, *, timeout_ms: int) -> None:
         """Raises AddressRefused where the name now leads to a place where no check may go; one without an address is taken."""
         with suppress(OSError, TimeoutError):
             async with asyncio.timeout(timeout_ms / 1000):
-                await find_addresses(self._resolve, target.host, target.port, is_allowed=target.is_allowed)
+                await find_addresses(self._resolve, target.host, target.port, self._allowed, target.reach)
 
     async def post(self, target: Target, headers: Mapping[str, str], body: bytes, *, timeout_ms: int) -> Answer:
         """All of it within `timeout_ms`. Raises AddressRefused, AnswerTooLong, TimeoutError, OSError, httpx.HTTPError."""
         sent = {"Accept": "application/json", "Accept-Encoding": "identity", "Connection": "close", **headers}
         async with asyncio.timeout(timeout_ms / 1000):
             request = httpx.Request("POST", target.url, headers=sent, content=body)
-            response = await self._transport.handle_async_request(request)
+            response = await self._transports[target.reach].handle_async_request(request)
             try:
                 received = bytearray()
                 async for piece in response.aiter_raw():
@@ -133,7 +131,18 @@ class Courier:
         return Answer(response.status_code, {name.lower(): value for name, value in response.headers.items()}, bytes(received))
 
     async def aclose(self) -> None:
-        await self._transport.aclose()
+        for transport in self._transports.values():
+            await transport.aclose()
+
+
+def _transport(backend: httpcore.AsyncNetworkBackend, tls: ssl.SSLContext) -> httpx.AsyncHTTPTransport:
+    """The transport and no client: nothing follows redirects, keeps cookies or reads the environment."""
+    transport = httpx.AsyncHTTPTransport(verify=tls, trust_env=False)
+    # httpx has no public place for a network backend; a test sees that connections come through ours.
+    transport._pool = httpcore.AsyncConnectionPool(
+        ssl_context=tls, network_backend=backend, max_connections=None, max_keepalive_connections=0
+    )
+    return transport
 
 
 async def resolve_by_system(host: str, port: int) -> list[str]:

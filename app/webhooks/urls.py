@@ -4,12 +4,12 @@ The host is read once, and what was read is where the check goes: no second pars
 """
 
 import re
-from collections.abc import Collection
 from typing import NamedTuple
 
 import httpx
 
 from app.webhooks.addresses import is_public, parse_address
+from app.webhooks.allowed import Allowed, Reach
 
 _HOST = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _AUTHORITY = re.compile(r"^[^:]*://([^/?#]*).*$", re.DOTALL)
@@ -29,11 +29,11 @@ class Target(NamedTuple):
     url: httpx.URL
     host: str  # in lower case, IDNA where it was not ASCII; an address without brackets
     port: int
-    is_allowed: bool  # listed by the operator: it may be loopback, private, plain http or on any port
+    reach: Reach
 
 
-def parse_url(text: str, allowed_hosts: Collection[str]) -> Target:
-    """`allowed_hosts`: as `normal_host` writes them. Raises UrlRefused."""
+def parse_url(text: str, allowed: Allowed) -> Target:
+    """What the operator has listed may be loopback, private, plain http and on any port. Raises UrlRefused."""
     # Spaces, controls and backslashes are read differently by different parsers; so is whatever is not ASCII, outside a host.
     if any(character <= " " or character in '\\<>"^`{|}\x7f' for character in text):
         raise UrlRefused("it holds characters that no URL has")
@@ -51,22 +51,7 @@ def parse_url(text: str, allowed_hosts: Collection[str]) -> Target:
     port = _PORTS[url.scheme] if url.port is None else url.port
     if not 1 <= port <= 65_535:
         raise UrlRefused("its port is none")
-    is_allowed = host in allowed_hosts
-    if not is_allowed:
-        _check_public(url.scheme, host, port)
-    return Target(url, host, port, is_allowed)
-
-
-def normal_host(text: str) -> str:
-    """A host as it is compared: the form that `Target.host` has."""
-    bare = text.strip().removeprefix("[").removesuffix("]")
-    address = parse_address(bare)
-    if address is not None:
-        return str(address)
-    try:
-        return httpx.URL(f"https://{bare}").raw_host.decode("ascii").lower()
-    except (httpx.InvalidURL, ValueError, UnicodeError):
-        return bare.lower()
+    return Target(url, host, port, _reach(url.scheme, host, port, allowed))
 
 
 def _read_host(url: httpx.URL) -> str:
@@ -84,13 +69,28 @@ def _read_host(url: httpx.URL) -> str:
     return host
 
 
-def _check_public(scheme: str, host: str, port: int) -> None:
+def _reach(scheme: str, host: str, port: int, allowed: Allowed) -> Reach:
+    address = parse_address(host)
+    if host in allowed.hosts or (address is not None and allowed.has_address(address)):
+        return Reach.ANY
+    fault = _fault(scheme, host, port)
+    if fault is None:
+        return Reach.PUBLIC
+    # A name may still lead into a listed network, which its addresses will tell when they are looked up.
+    if address is not None or not allowed.networks:
+        raise UrlRefused(fault)
+    return Reach.LISTED_NETWORK
+
+
+def _fault(scheme: str, host: str, port: int) -> str | None:
+    """Why it is no place out in the open."""
     if scheme != "https":
-        raise UrlRefused("its scheme must be https")
+        return "its scheme must be https"
     if port != _PORTS["https"]:
-        raise UrlRefused("its port must be 443")
+        return "its port must be 443"
     address = parse_address(host)
     if address is not None and not is_public(address):
-        raise UrlRefused("its host is not a public address")
+        return "its host is not a public address"
     if host in _LOCAL or host.endswith(tuple(f".{name}" for name in _LOCAL)):
-        raise UrlRefused("its host is this machine")
+        return "its host is this machine"
+    return None

@@ -9,10 +9,13 @@ import httpx
 import pytest
 
 from app.webhooks.addresses import is_public
+from app.webhooks.allowed import Allowed, Reach, read_allowed
+from app.webhooks.options import WebhookOptions
 from app.webhooks.transport import MAX_ANSWER_BYTES, AddressRefused, AnswerTooLong, Courier, resolve_by_system
-from app.webhooks.urls import UrlRefused, normal_host, parse_url
+from app.webhooks.urls import UrlRefused, parse_url
 from tests.support.wire import Wire
 
+NOTHING = Allowed()
 PUBLIC = "93.184.215.14"
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -29,7 +32,7 @@ class Names:
         return self.lists.pop(0) if len(self.lists) > 1 else self.lists[0]
 
 
-async def post(url: str, wire: Wire, names: Names, *, allowed=(), headers=None, timeout_ms: int = 5_000):
+async def post(url: str, wire: Wire, names: Names, *, allowed=NOTHING, headers=None, timeout_ms: int = 5_000):
     courier = Courier(allowed, resolve=names, connector=wire)
     try:
         return await courier.post(parse_url(url, allowed), headers or {}, b"{}", timeout_ms=timeout_ms)
@@ -86,7 +89,7 @@ def test_a_public_address_is_taken(text):
 )  # fmt: skip
 def test_a_url_that_no_check_may_go_to_is_refused_before_anything_is_looked_up(url):
     with pytest.raises(UrlRefused):
-        parse_url(url, ())
+        parse_url(url, NOTHING)
 
 
 @pytest.mark.parametrize(
@@ -102,9 +105,9 @@ def test_a_url_that_no_check_may_go_to_is_refused_before_anything_is_looked_up(u
     ],
 )
 def test_a_url_of_a_public_host_is_taken(url, host):
-    target = parse_url(url, ())
+    target = parse_url(url, NOTHING)
 
-    assert (target.host, target.port, target.is_allowed) == (host, 443, False)
+    assert (target.host, target.port, target.reach) == (host, 443, Reach.PUBLIC)
 
 
 @pytest.mark.parametrize(
@@ -113,11 +116,11 @@ def test_a_url_of_a_public_host_is_taken(url, host):
      ("http://[::1]:7000/", 7000), ("http://shop.internal/", 80)],
 )  # fmt: skip
 def test_a_listed_host_may_be_local_plain_and_on_any_port(url, port):
-    allowed = {normal_host(host) for host in ("127.0.0.1", "LOCALHOST", "[::1]", "shop.internal")}
+    allowed = read_allowed(["127.0.0.1", "LOCALHOST", "[::1]", "shop.internal"])
 
     target = parse_url(url, allowed)
 
-    assert (target.port, target.is_allowed) == (port, True)
+    assert (target.port, target.reach) == (port, Reach.ANY)
 
 
 @pytest.mark.parametrize(
@@ -125,13 +128,82 @@ def test_a_listed_host_may_be_local_plain_and_on_any_port(url, port):
 )
 def test_what_is_only_like_a_listed_host_is_not_listed(url):
     with pytest.raises(UrlRefused):
-        parse_url(url, {"127.0.0.1", "::1", "shop.internal"})
+        parse_url(url, read_allowed(["127.0.0.1", "::1", "shop.internal"]))
 
 
 def test_a_listed_host_may_still_not_hold_a_password_or_a_fragment():
     for url in ("http://me@127.0.0.1/", "http://127.0.0.1/#x", "ftp://127.0.0.1/", "http://127.0.0.1:0/"):
         with pytest.raises(UrlRefused):
-            parse_url(url, {"127.0.0.1"})
+            parse_url(url, read_allowed(["127.0.0.1"]))
+
+
+# ---------------------------------------------------------------------------------------------------------------- networks
+
+INSIDE = read_allowed(["10.20.0.0/16", "fd00:20::/32"])
+
+
+@pytest.mark.parametrize("url", ["http://10.20.0.7:8080/check", "https://10.20.255.255/", "http://[fd00:20::7]:9/"])
+def test_an_address_in_a_listed_network_may_be_plain_and_on_any_port(url):
+    assert parse_url(url, INSIDE).reach is Reach.ANY
+
+
+@pytest.mark.parametrize(
+    "url", ["http://10.21.0.7/", "https://10.19.255.255/", "https://127.0.0.1/", "https://[fd00:21::1]/", "http://8.8.8.8/",
+            "https://8.8.8.8:444/", "https://[64:ff9b::10.20.0.7]/", "https://[2002:a14:7::]/", "https://[::10.20.0.7]/"]
+)  # fmt: skip
+def test_an_address_beside_a_listed_network_is_judged_as_ever(url):
+    with pytest.raises(UrlRefused):
+        parse_url(url, INSIDE)
+
+
+@pytest.mark.parametrize("text", ["10.20.0.1/16", "10.20.0.0/33", "shop/16", "/", "10.0.0.0/8/8"])
+def test_what_is_no_network_is_no_setting(text):
+    with pytest.raises(ValueError, match="is no network"):
+        WebhookOptions(allowed_hosts=(text,))
+
+
+@pytest.mark.parametrize("address", ["10.20.0.7", "::ffff:10.20.0.7", "fd00:20::7"])
+@pytest.mark.parametrize("url", ["http://shop.internal:8080/", "https://shop.internal/", "http://localhost/"])
+async def test_a_name_that_leads_into_a_listed_network_is_connected_to_however_it_is_asked(url, address):
+    wire = Wire(OK)
+
+    await post(url, wire, Names([address]), allowed=INSIDE)
+
+    assert [host for host, _ in wire.connected] == [address]
+
+
+@pytest.mark.parametrize("address", [PUBLIC, "127.0.0.1", "10.21.0.7", "::ffff:127.0.0.1", "64:ff9b::10.20.0.7", "nonsense"])
+@pytest.mark.parametrize("url", ["http://shop.internal/", "https://shop.internal:8443/", "http://shop.internal:443/"])
+async def test_a_name_in_plain_http_or_on_another_port_must_lead_into_a_listed_network_with_every_address(url, address):
+    wire = Wire(OK)
+
+    with pytest.raises(AddressRefused):
+        await post(url, wire, Names(["10.20.0.7", address]), allowed=INSIDE)
+
+    assert wire.connected == []
+
+
+async def test_over_https_a_name_may_have_public_addresses_and_some_in_a_listed_network_but_no_others():
+    wire = Wire(OK, refusing=["10.20.0.7"])
+
+    await post("https://shop.example/", wire, Names(["10.20.0.7", PUBLIC]), allowed=INSIDE)
+    with pytest.raises(AddressRefused):
+        await post("https://shop.example/", wire, Names(["10.20.0.7", "10.21.0.7"]), allowed=INSIDE)
+
+    assert wire.connected == [("10.20.0.7", 443), (PUBLIC, 443)]
+
+
+async def test_a_name_that_leaves_the_listed_network_is_refused_at_the_next_try():
+    wire, names = Wire(OK), Names(["10.20.0.7"], ["127.0.0.1"])
+    courier = Courier(INSIDE, resolve=names, connector=wire)
+    target = parse_url("http://shop.internal/", INSIDE)
+
+    await courier.post(target, {}, b"{}", timeout_ms=5_000)
+    with pytest.raises(AddressRefused):
+        await courier.post(target, {}, b"{}", timeout_ms=5_000)
+
+    assert wire.connected == [("10.20.0.7", 80)]
+    await courier.aclose()
 
 
 # ------------------------------------------------------------------------------------------------------------- connections
@@ -166,8 +238,8 @@ async def test_one_address_that_is_not_public_refuses_the_name_and_nothing_is_co
 
 async def test_a_name_that_changes_its_answer_is_asked_once_a_try_and_refused_at_the_next():
     wire, names = Wire(OK), Names([PUBLIC], ["127.0.0.1"])
-    courier = Courier((), resolve=names, connector=wire)
-    target = parse_url("https://shop.example/", ())
+    courier = Courier(NOTHING, resolve=names, connector=wire)
+    target = parse_url("https://shop.example/", NOTHING)
 
     await courier.post(target, {}, b"{}", timeout_ms=5_000)
     with pytest.raises(AddressRefused):
@@ -203,7 +275,7 @@ async def test_a_host_that_is_an_address_is_not_looked_up():
 async def test_a_listed_name_may_lead_to_this_machine_in_plain_http():
     wire = Wire(OK)
 
-    await post("http://shop.internal:8080/", wire, Names(["127.0.0.1"]), allowed={"shop.internal"})
+    await post("http://shop.internal:8080/", wire, Names(["127.0.0.1"]), allowed=read_allowed(["shop.internal"]))
 
     assert (wire.connected, wire.server_names) == ([("127.0.0.1", 8080)], [])
     assert b"host: shop.internal:8080\r\n" in wire.written[0].lower()
@@ -231,10 +303,10 @@ async def test_a_redirect_is_an_answer_like_any_other_and_is_not_followed():
 
 async def test_cookies_and_connections_are_not_kept():
     wire = Wire(OK.replace(b"\r\n\r\n", b"\r\nSet-Cookie: a=b; Path=/\r\n\r\n"))
-    courier = Courier((), resolve=Names([PUBLIC]), connector=wire)
+    courier = Courier(NOTHING, resolve=Names([PUBLIC]), connector=wire)
 
     for _ in range(2):
-        await courier.post(parse_url("https://shop.example/", ()), {}, b"{}", timeout_ms=5_000)
+        await courier.post(parse_url("https://shop.example/", NOTHING), {}, b"{}", timeout_ms=5_000)
 
     assert len(wire.connected) == 2
     assert b"cookie" not in wire.written[1].lower()
@@ -281,12 +353,13 @@ async def test_the_deadline_is_for_all_of_a_try_and_the_lookup_is_part_of_it():
 
 
 async def test_a_socket_of_this_machine_is_never_connected_to():
-    courier = Courier((), resolve=Names([PUBLIC]), connector=Wire(OK))
+    courier = Courier(NOTHING, resolve=Names([PUBLIC]), connector=Wire(OK))
 
-    pool = courier._transport._pool
-    assert isinstance(pool, httpcore.AsyncConnectionPool)
-    with pytest.raises(AddressRefused):
-        await pool._network_backend.connect_unix_socket("/run/x")
+    for reach in Reach:
+        pool = courier._transports[reach]._pool
+        assert isinstance(pool, httpcore.AsyncConnectionPool)
+        with pytest.raises(AddressRefused):
+            await pool._network_backend.connect_unix_socket("/run/x")
 
 
 async def test_the_lookup_of_the_system_knows_this_machine_and_says_where_there_is_no_such_name():
