@@ -286,9 +286,9 @@ class ScheduleService:
 
     async def _append(self, messages: Sequence[Message], mark: AnyMark, durability: Durability | None) -> None:
         """Append them together, and read the mark."""
-        appended = await self._store.append(
-            [*messages, scheduled_message.mark_message(mark, now_ms=self._clock.wall_ms())], durability=durability
-        )
+        noted = scheduled_message.mark_message(mark, now_ms=self._clock.wall_ms())
+        # A change is taken when nothing else is; what is due can wait.
+        appended = await self._store.append([*messages, noted], durability=durability, from_reserve=not messages)
         place = appended[-1]
         if durability is Durability.SYNCED:
             await self._wait_durable(place)

@@ -38,7 +38,9 @@ class MemoryMessageStore:
             raise UnknownTopic(f"topic {topic} does not exist")
         return tuple(QueueId(topic, number) for number in range(self._counts[topic]))
 
-    async def append(self, messages: Sequence[Message], *, durability: Durability | None = None) -> list[Appended]:
+    async def append(
+        self, messages: Sequence[Message], *, durability: Durability | None = None, from_reserve: bool = False
+    ) -> list[Appended]:
         if self._is_closed:
             raise StoreClosed
         queues = [self._queue(message.queue) for message in messages]

@@ -27,7 +27,9 @@ class MessageStore(Protocol):
     async def queues(self, topic: str) -> tuple[QueueId, ...]:
         """The queues of a topic, by number. Raises UnknownTopic."""
 
-    async def append(self, messages: Sequence[Message], *, durability: Durability | None = None) -> list[Appended]:
+    async def append(
+        self, messages: Sequence[Message], *, durability: Durability | None = None, from_reserve: bool = False
+    ) -> list[Appended]:
         """Store messages in the given order; say where each one is and whether it is already durable.
 
         One call is one unit: after a crash all of it is there or nothing. Order holds within a queue. Without `durability` the
@@ -79,6 +81,14 @@ class SyncedPosition(Protocol):
 
     async def wait_durable(self, appended: Appended) -> None:
         """Return once this message is durable. Raises FlushFailed."""
+
+
+@runtime_checkable
+class Reserve(Protocol):
+    """Engines that keep space for what settles something."""
+
+    def owe(self, owed_bytes: int) -> None:
+        """About so many bytes are to be appended from the reserve some day; it is to hold them."""
 
 
 @runtime_checkable

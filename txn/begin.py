@@ -6,7 +6,7 @@ from typing import NamedTuple
 from storage.errors import IdempotencyInProgress, IdempotencyKeyReused, TooManyOpenTransactions, TransactionExists
 from storage.formats.properties import SCHEDULE_ID
 from storage.message import Message
-from txn import half_message, recall
+from txn import half_message, pending, recall
 from txn.checkback_plan import CheckbackPolicy
 from txn.half_message import Facts
 from txn.journal import Journal
@@ -111,7 +111,7 @@ class Begins:
         halves = half_message.wrap_halves(
             request.messages, transaction_id=transaction_id, producer_group=request.producer_group, facts=facts
         )
-        appended = await self._journal.append(halves, None)
+        appended = await self._journal.append(halves, None, from_reserve=False)
         prepared_at_ms = appended[0].stored_at_ms
         transaction = Transaction(
             transaction_id=transaction_id,
@@ -122,10 +122,11 @@ class Begins:
                         message.message_id,
                         message.queue,
                         message.key,
-                        half.queue_offset,
+                        place.queue_offset,
                         schedule_id=message.system.get(SCHEDULE_ID),
+                        size_bytes=pending.size_of(half),
                     )
-                    for message, half in zip(request.messages, appended, strict=True)
+                    for message, half, place in zip(request.messages, halves, appended, strict=True)
                 ]
             ),
             policy=request.policy,
@@ -135,7 +136,7 @@ class Begins:
             idempotency_key=request.idempotency_key,
             idempotency_print=request.idempotency_print,
         )
-        self._table.add(transaction)
+        self._journal.begun(transaction)
         return transaction
 
     def _counts_still(self, begun: Transaction) -> bool:

@@ -12,7 +12,7 @@ from storage.clock import Clock
 from storage.errors import UnknownTransaction
 from storage.identifiers import Identifiers
 from storage.message import Appended, Durability, Message, QueueId, StoredMessage
-from storage.store import AppliedPrefix, MessageStore, Snapshot, Snapshots, SyncedPosition
+from storage.store import AppliedPrefix, MessageStore, Reserve, Snapshot, Snapshots, SyncedPosition
 from txn import half_message, recall
 from txn.half_message import AnyCheckEvent, Held, Op
 from txn.open_checks import OpenChecks
@@ -36,6 +36,8 @@ class Journal:
         self.table = TransactionTable(decided_kept=decided_kept)
         self.checks = OpenChecks(clock)
         self.watchers = Watchers()
+        # A commit writes all of its transaction again: that much is to be kept free.
+        self._owe = store.owe if isinstance(store, Reserve) else lambda owed_bytes: None
         self._applied = {queue: AppliedPrefix() for queue in half_message.SYSTEM_QUEUES}
         self._kept_positions = self._positions()
 
@@ -57,9 +59,11 @@ class Journal:
 
     # --------------------------------------------------------------------------------------------------------- changes
 
-    async def append(self, messages: Sequence[Message], durability: Durability | None) -> list[Appended]:
+    async def append(
+        self, messages: Sequence[Message], durability: Durability | None, *, from_reserve: bool = True
+    ) -> list[Appended]:
         """Raises what `MessageStore.append` raises. The caller changes the table before it awaits anything."""
-        appended = await self.store.append(messages, durability=durability)
+        appended = await self.store.append(messages, durability=durability, from_reserve=from_reserve)
         if durability is Durability.SYNCED and not appended[-1].durable and isinstance(self.store, SyncedPosition):
             # The sync takes longer than the engine's limit, and a decision is not answered before it is on disk.
             await self.store.wait_durable(appended[-1])
@@ -67,6 +71,11 @@ class Journal:
             if one.queue in self._applied:
                 self._applied[one.queue].add(one.queue_offset)
         return appended
+
+    def begun(self, transaction: Transaction) -> None:
+        """Its half messages were appended."""
+        self.table.add(transaction)
+        self._owe(self.table.open_bytes)
 
     async def record(self, event: AnyCheckEvent, durability: Durability = Durability.SYNCED) -> None:
         """Append a check event and apply it."""
@@ -118,6 +127,7 @@ class Journal:
             reason=op.reason,
             finals=[(offset, None) for offset in final_offsets],
         )
+        self._owe(self.table.open_bytes)
         self._changed(transaction)
 
     def _changed(self, transaction: Transaction) -> None:
@@ -142,6 +152,10 @@ class Journal:
         await self.store.save_snapshot(SNAPSHOT, Snapshot(msgspec.msgpack.encode(pieces), positions))
         self._kept_positions = positions
         return True
+
+    def replayed(self) -> None:
+        """The table reflects all of the log."""
+        self._owe(self.table.open_bytes)
 
     async def restore(self) -> None:
         """The table as the last snapshot has it, if there is one."""

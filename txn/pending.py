@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from storage.formats.properties import SCHEDULE_ID
-from storage.message import QueueId, StoredMessage
+from storage.message import Message, QueueId, StoredMessage
 from txn import half_message
 from txn.checkback_plan import CheckbackPolicy
 from txn.half_message import AnsweredUnknown, AnyCheckEvent, CheckFailed, Held, Op
 from txn.states import Resolver, TxnState
+
+_RECORD_BYTES = 400  # what a record takes beside body and properties
+_OP_BYTES = 800
 
 
 class TxnMessage(msgspec.Struct, gc=False):
@@ -29,6 +32,7 @@ class TxnMessage(msgspec.Struct, gc=False):
     final_offset: int | None = None  # in its real queue, once committed
     final_from: int | None = None  # where to look for the final when final_offset is not known
     schedule_id: str | None = None  # of a delayed one, which the commit puts off
+    size_bytes: int = 0  # about what it takes in the log
 
 
 class Transaction(msgspec.Struct, gc=False):
@@ -69,6 +73,11 @@ class Transaction(msgspec.Struct, gc=False):
         return self.prepared_at_ms + self.policy.first_after_ms
 
     @property
+    def owed_bytes(self) -> int:
+        """About what its commit takes in the log."""
+        return _OP_BYTES + sum([message.size_bytes for message in self.messages])
+
+    @property
     def sequence(self) -> int:
         """Its place in the order of begins."""
         return self.messages[0].half_offset
@@ -85,6 +94,7 @@ class TransactionTable:
         self._by_half: dict[int, str] = {}
         self._due: list[tuple[int, int, str]] = []
         self.held_count = 0
+        self.open_bytes = 0  # of log, that commits of all undecided ones take
         self.has_forgotten = False  # decided ones that the log still has
 
     def __len__(self) -> int:
@@ -143,6 +153,7 @@ class TransactionTable:
             self._keep_decided(transaction_id)
             return
         self._open.add(transaction.sequence, transaction_id)
+        self.open_bytes += transaction.owed_bytes
         for message in transaction.messages:
             self._by_half[message.half_offset] = transaction_id
         if transaction.state is TxnState.HELD:
@@ -185,6 +196,7 @@ class TransactionTable:
         for message in transaction.messages:
             self._by_half.pop(message.half_offset, None)
         self._open.discard(transaction.sequence)
+        self.open_bytes -= transaction.owed_bytes
         self._keep_decided(transaction.transaction_id)
 
     def apply(self, event: AnyCheckEvent) -> Transaction | None:
@@ -255,6 +267,12 @@ class TransactionTable:
         return iter(self._all.values())
 
 
+def size_of(message: Message) -> int:
+    """About how many bytes of log the message takes."""
+    texts = sum([len(name) + len(value) for given in (message.properties, message.system) for name, value in given.items()])
+    return len(message.body) + texts + _RECORD_BYTES
+
+
 def from_halves(halves: list[StoredMessage]) -> Transaction:
     """The transaction that these half messages, all of it, begin."""
     first = halves[0]
@@ -271,6 +289,7 @@ def from_halves(halves: list[StoredMessage]) -> Transaction:
                     half.key,
                     half.queue_offset,
                     schedule_id=half.system.get(SCHEDULE_ID),
+                    size_bytes=size_of(half),
                 )
                 for half in halves
             ]

@@ -45,6 +45,7 @@ class Replay:
         await self._settle_brokers()
         # Where the log has more decisions than memory, some are to be looked up there.
         self._table.has_forgotten |= (await self._store.offsets(OP_QUEUE)).end > self._table.decided_count
+        self._journal.replayed()
         return replayed
 
     def _replay_half(self, half: StoredMessage) -> None:

@@ -142,6 +142,7 @@ class LocalMessageStore:
             runner,
             prepared_end=recovered.end,
             ahead_bytes=options.prepare_ahead_bytes,
+            reserve_bytes=options.log_reserve_bytes,
             on_prepared=self._on_prepared,
             on_full=self._on_full,
             on_failure=self._fail,
@@ -210,14 +211,19 @@ class LocalMessageStore:
             raise UnknownTopic(f"topic {topic} does not exist")
         return tuple(QueueId(topic, number) for number in range(count))
 
-    async def append(self, messages: Sequence[Message], *, durability: Durability | None = None) -> list[Appended]:
+    async def append(
+        self, messages: Sequence[Message], *, durability: Durability | None = None, from_reserve: bool = False
+    ) -> list[Appended]:
         if not messages:
             return []
         if len(messages) > unit.MAX_RECORDS:
             raise InvalidRequest(f"{len(messages)} messages in one append, at most {unit.MAX_RECORDS} fit")
         answer: asyncio.Future[list[Appended]] = self._loop.create_future()
         queues = self._queues_of(messages)
-        self._writer.add(AppendCall(messages, queues, durability, done=_answering(answer), failed=_failing(answer)))
+        call = AppendCall(
+            messages, queues, durability, done=_answering(answer), failed=_failing(answer), from_reserve=from_reserve
+        )
+        self._writer.add(call)
         return await answer
 
     async def read(self, queue: QueueId, queue_offset: int, *, max_messages: int, max_bytes: int) -> list[StoredMessage]:
@@ -269,8 +275,10 @@ class LocalMessageStore:
             self._offsets.set(group, queue, queue_offset)
             _resolve(answer, None)
 
-        call = AppendCall([message], [self._queues[group_offsets.QUEUE]], Durability.SYNCED, done=done, failed=_failing(answer))
-        self._writer.add(call)
+        queues = [self._queues[group_offsets.QUEUE]]
+        self._writer.add(
+            AppendCall([message], queues, Durability.SYNCED, done=done, failed=_failing(answer), from_reserve=True)
+        )  # fmt: skip
         await answer
 
     def stop_waiting(self) -> None:
@@ -293,6 +301,10 @@ class LocalMessageStore:
     def is_durable(self, log_offset: int | None) -> bool:
         """SyncedPosition."""
         return log_offset is not None and log_offset < self._flusher.durable_end
+
+    def owe(self, owed_bytes: int) -> None:
+        """Reserve."""
+        self._preparer.owe(owed_bytes)
 
     async def wait_durable(self, appended: Appended) -> None:
         """SyncedPosition."""

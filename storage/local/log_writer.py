@@ -39,7 +39,7 @@ _FIXED_COST_BYTES = 512  # what a message costs while it waits, beside its body
 class AppendCall:
     """One call of `append`: all its messages go into one unit."""
 
-    __slots__ = ("cost_bytes", "done", "durability", "failed", "messages", "queues")
+    __slots__ = ("cost_bytes", "done", "durability", "failed", "from_reserve", "messages", "queues")
 
     def __init__(
         self,
@@ -49,11 +49,13 @@ class AppendCall:
         *,
         done: Callable[[list[Appended]], None],
         failed: Callable[[Exception], None],
+        from_reserve: bool = False,
     ) -> None:
         """`queues` are those of the messages, one for each."""
         self.messages = messages
         self.queues = queues
         self.durability = durability
+        self.from_reserve = from_reserve
         self.done = done
         self.failed = failed
         self.cost_bytes = sum([len(message.body) for message in messages]) + _FIXED_COST_BYTES * len(messages)
@@ -163,8 +165,11 @@ class LogWriter:
         """Take the call; it is written in this turn. Raises StoreClosed, FlushFailed, Backpressure: nothing was taken."""
         if self._closed is not None:
             raise type(self._closed)(self._closed.detail)
-        if self._queued_bytes + call.cost_bytes > self._options.max_queued_bytes and self._queued_bytes:
-            raise Backpressure(f"{self._queued_bytes} bytes wait to be written, the limit is {self._options.max_queued_bytes}")
+        limit_bytes = self._options.max_queued_bytes
+        if call.from_reserve:
+            limit_bytes += self._options.reserved_queue_bytes
+        if self._queued_bytes + call.cost_bytes > limit_bytes and self._queued_bytes:
+            raise Backpressure(f"{self._queued_bytes} bytes wait to be written, the limit is {limit_bytes}")
         self._queued_bytes += call.cost_bytes
         self._calls.append(call)
         if not self._is_scheduled:
@@ -193,9 +198,10 @@ class LogWriter:
         self._write_calls()
 
     def on_full(self) -> None:
-        """There is no space ahead and none to be had: who waits for it is refused."""
-        calls, self._calls = self._calls, deque()
-        self._refuse(list(calls), StorageFull())
+        """There is no space ahead and none to be had: who waits for it is refused, but for those whom the reserve is for."""
+        calls, self._calls = self._calls, deque([call for call in self._calls if call.from_reserve])
+        self._refuse([call for call in calls if not call.from_reserve], StorageFull())
+        self._write_calls()
 
     def _turn(self) -> None:
         self._is_scheduled = False
@@ -260,7 +266,7 @@ class LogWriter:
             if len(calls) > 1:
                 return self._write_each(calls)
             return self._write_in_next_segment(first, len(data), segment_end)
-        if needed_end > self._preparer.prepared_end:
+        if needed_end > self._preparer.room_end and not self._may_go_to(needed_end, calls):
             _take_back(queues)
             return self._wait_for_space(calls, needed_end)
         self._log.segments.store(begin, data)
@@ -292,17 +298,30 @@ class LogWriter:
         if unit_bytes > capacity:
             error = MessageTooLarge(f"the messages take {unit_bytes} bytes of log, a segment {capacity}", limit_bytes=capacity)
             return self._refuse([call], error)
-        if begin + records.END_OF_FILE_BYTES > self._preparer.prepared_end:
-            return self._wait_for_space([call], segment_end)
+        needed_end = segment_end + unit_bytes + records.END_OF_FILE_BYTES
+        if not self._may_go_to(needed_end, [call]):
+            return self._wait_for_space([call], needed_end)
         self._log.segments.store(begin, records.encode_end_of_file(segment_end - begin))
         self._log.written_end = segment_end
         self._preparer.advance(segment_end)
         return self._write([call])
 
+    def _may_go_to(self, end: int, calls: list[AppendCall]) -> bool:
+        """Is there room for the calls, in front of the reserve or, where it is for all of them, in it?"""
+        is_reserved = all(call.from_reserve for call in calls)
+        return end <= (self._preparer.prepared_end if is_reserved else self._preparer.room_end)
+
     def _wait_for_space(self, calls: list[AppendCall], end: int) -> bool:
-        """False: the calls wait for the preparer. True: the disk is full and they are refused."""
+        """False: the calls wait for the preparer. True: the disk is full; they are refused, or written in the reserve."""
         self._preparer.require(end)
-        return self._preparer.is_full and self._refuse(calls, StorageFull())
+        if not self._preparer.is_full:
+            return False
+        reserved = [call for call in calls if call.from_reserve]
+        if len(reserved) == len(calls):
+            return not self._preparer.may_reach(end) and self._refuse(calls, StorageFull())
+        self._refuse([call for call in calls if not call.from_reserve], StorageFull())
+        calls[:] = reserved
+        return not calls or self._write(calls)
 
     def _written(self, written: _Unit, calls: list[AppendCall]) -> None:
         """The unit is in the page cache: answer whom that is enough for, and see to it that the others follow."""

@@ -29,7 +29,9 @@ class LocalStoreOptions:
     sync_timeout_ms: int = 5_000  # a send that waits longer is answered as buffered
     slow_sync_ms: int = 2_000  # buffered sends wait for a sync that takes longer
     prepare_ahead_bytes: int = 64 * MIB  # zero-filled and synced in front of the writer
+    reserve_bytes: int = 0  # of log, for what settles something on a full disk; 0: a 64th of a segment
     max_queued_bytes: int = 64 * MIB  # bodies that wait to be written or synced; more is refused
+    reserved_queue_bytes: int = 16 * MIB  # beyond that, for what settles something
     max_unit_bytes: int = 4 * MIB  # sends of one tick are joined up to here
     queue_flush_interval_ms: int = 1_000
     snapshot_interval_ms: int = 10_000  # derived tables are kept this often,
@@ -44,13 +46,20 @@ class LocalStoreOptions:
             raise ValueError(f"segment_bytes must be {limits}, got {self.segment_bytes}")
         for name in (
             "queue_file_entries", "flush_interval_ms", "flush_thorough_interval_ms", "flush_max_bytes", "sync_timeout_ms",
-            "slow_sync_ms", "prepare_ahead_bytes", "max_queued_bytes", "max_unit_bytes", "queue_flush_interval_ms",
-            "snapshot_interval_ms", "snapshot_log_bytes", "max_open_queue_files",
+            "slow_sync_ms", "prepare_ahead_bytes", "max_queued_bytes", "reserved_queue_bytes", "max_unit_bytes",
+            "queue_flush_interval_ms", "snapshot_interval_ms", "snapshot_log_bytes", "max_open_queue_files",
             "index_slots",
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.reserve_bytes <= self.segment_bytes:
+            raise ValueError(f"reserve_bytes must be from 0 to segment_bytes, got {self.reserve_bytes}")
         if self.index_file_entries < 2 or self.index_file_entries >= 1 << 31:
             raise ValueError(f"index_file_entries must be from 2 to below 2**31, got {self.index_file_entries}")
         if self.flush_least_pages < 0:
             raise ValueError(f"flush_least_pages must not be negative, got {self.flush_least_pages}")
+
+    @property
+    def log_reserve_bytes(self) -> int:
+        """The reserve, where none of its own was asked for too."""
+        return self.reserve_bytes or self.segment_bytes // 64

@@ -144,23 +144,27 @@ def test_who_waits_for_a_message_is_answered_when_the_disk_fails(tmp_path, disk)
 # ------------------------------------------------------------------------------------------------------------------ full
 
 
-def test_a_full_disk_refuses_what_needs_space_serves_the_rest_and_goes_on_by_itself(tmp_path, disk):
+def test_a_full_disk_refuses_new_messages_takes_decisions_serves_the_rest_and_goes_on_by_itself(tmp_path, disk):
     with ServerOnDisk(tmp_path / "data", disk, environment=SMALL) as server, server.client() as api:
         ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
-        ok(begin(api, "open"), 201)
-        ok(begin(api, "decided"), 201)
+        for name in "open", "decided", "to-commit", "to-roll-back":
+            ok(begin(api, name), 201)
         ok(api.post("/v1/transactions/decided/commit"))
         disk.fill()
 
         sent = fill_up(api)
 
-        for ask in REQUESTS.values():
-            problem = assert_problem(ask(api), 507, "storage_full")
+        for name in "send", "raw", "batch", "begin":
+            problem = assert_problem(REQUESTS[name](api), 507, "storage_full")
             assert problem["retryable"]
+        (settled,) = ok(api.post("/v1/transactions/to-commit/commit"))["messages"]
+        ok(api.post("/v1/transactions/to-roll-back/rollback"))
+        ok(commit_offset(api, 0))
         ok(api.get("/readyz"))
         assert ok(api.get("/v1/transactions/decided"))["state"] == "committed"
         assert ok(api.get("/v1/transactions/open"))["state"] == "prepared"
-        assert ok(api.get("/v1/groups/billing/offsets"))["items"] == []
+        assert [item["offset"] for item in ok(api.get("/v1/groups/billing/offsets"))["items"]] == [0]
+        sent.append(settled["message_id"])
         assert [message["message_id"] for message in everything(api)][-len(sent) :] == sent
 
         disk.make_space()
@@ -168,7 +172,7 @@ def test_a_full_disk_refuses_what_needs_space_serves_the_rest_and_goes_on_by_its
 
         assert receipt["queue_offset"] == len(everything(api)) - 1
         known = {one["transaction_id"] for one in ok(api.get("/v1/transactions"))["items"]}
-        assert known == {"open", "decided"}
+        assert known == {"open", "decided", "to-commit", "to-roll-back"}
         (committed,) = ok(api.post("/v1/transactions/open/commit"))["messages"]
         ok(commit_offset(api, 1))
         assert server.terminate() == 0

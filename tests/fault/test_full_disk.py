@@ -33,19 +33,26 @@ def small_disk(tmp_path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_service_goes_through_full_disks_and_loses_nothing(small_disk):
+def test_a_service_goes_through_full_disks_decides_what_is_undecided_and_loses_nothing(small_disk):
     filler = small_disk / "filler"
     sent: list[str] = []
     with Server(small_disk / "data", dev=False, environment=ENVIRONMENT) as server:
         with server.client() as api:
             ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
         for number in range(ROUNDS):
+            with server.client() as api:
+                undecided = [begun(api, f"txn-{number}-{count}") for count in range(12)]
             free_bytes = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
             filler.write_bytes(bytes(free_bytes - (3 << 20)))
             with server.client() as api:
                 fill_log(api, sent)
                 made = fill_registry(api, number)
 
+                assert_problem(begin(api, "late"), 507, "storage_full")
+                for transaction_id in undecided:
+                    # Together they take more than the reserve that is there anyway.
+                    (settled,) = ok(api.post(f"/v1/transactions/{transaction_id}/commit"))["messages"]
+                    sent.append(settled["message_id"])
                 ok(api.get("/readyz"))
                 assert stored(api) == sent
                 filler.unlink()
@@ -66,6 +73,17 @@ def was_sent(api: httpx.Client, sent: list[str], *, size: int = 1) -> bool:
         return False
     sent.append(ok(answer, 201)["message_id"])
     return True
+
+
+def begin(api: httpx.Client, transaction_id: str) -> httpx.Response:
+    messages = [{"topic": "orders", "message": {"payload": "b" * 20_000}}]
+    return api.post(
+        "/v1/transactions", json={"transaction_id": transaction_id, "producer_group": "shop", "messages": messages}
+    )  # fmt: skip
+
+
+def begun(api: httpx.Client, transaction_id: str) -> str:
+    return str(ok(begin(api, transaction_id), 201)["transaction_id"])
 
 
 def fill_log(api: httpx.Client, sent: list[str]) -> None:

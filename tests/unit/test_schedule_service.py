@@ -246,10 +246,10 @@ def test_a_store_that_takes_nothing_delays_what_is_due_and_loses_nothing_of_it()
         def __getattr__(self, name):
             return getattr(self._store, name)
 
-        async def append(self, messages, *, durability=None):
+        async def append(self, messages, **how):
             if self.is_full:
                 raise StorageFull
-            return await self._store.append(messages, durability=durability)
+            return await self._store.append(messages, **how)
 
     async def life(house):
         await house.put_off("a", "b", delay_ms=10)
