@@ -5,8 +5,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from storage.clock import Clock
 from storage.errors import InvalidRequest, OffsetBeyondEnd, StoreClosed, UnknownQueue, UnknownTopic
+from storage.formats.queue_entry import tag_hash
 from storage.message import Appended, Durability, Message, OffsetRange, QueueId, StoredMessage
-from storage.store import ANY_LABEL, LAST_MS, NEVER_MS, DueCounts, DueEntry, DuePage, Snapshot
+from storage.store import ANY_LABEL, LAST_MS, NEVER_MS, DueCounts, DueEntry, DuePage, Scanned, Snapshot
 
 
 class MemoryMessageStore:
@@ -135,6 +136,29 @@ class MemoryMessageStore:
             and (older_than is None or _place(message) < older_than)
         ]
         return sorted(found, key=_place, reverse=True)[:max_messages]
+
+    async def read_tagged(
+        self,
+        queue: QueueId,
+        queue_offset: int,
+        *,
+        tag_codes: Collection[int],
+        max_scanned: int,
+        max_messages: int,
+        max_bytes: int,
+    ) -> Scanned:
+        """TagCodes."""
+        found: list[StoredMessage] = []
+        left_bytes = max_bytes
+        at = queue_offset
+        for message in await self.read(queue, queue_offset, max_messages=max_scanned, max_bytes=1 << 62):
+            if tag_hash(message.tag) in tag_codes:
+                left_bytes -= len(message.body)
+                if found and (left_bytes < 0 or len(found) == max_messages):
+                    break
+                found.append(message)
+            at += 1
+        return Scanned(found, at)
 
     async def save_snapshot(self, name: str, snapshot: Snapshot) -> None:
         """Snapshots."""

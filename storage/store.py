@@ -113,6 +113,33 @@ class KeyLookup(Protocol):
         """
 
 
+class Scanned(NamedTuple):
+    """Some messages of a queue, and the offset behind all that was looked at."""
+
+    messages: list[StoredMessage]
+    next_offset: int
+
+
+@runtime_checkable
+class TagCodes(Protocol):
+    """Engines that keep the hash of each message's tag beside its place, and need not read those with another."""
+
+    async def read_tagged(
+        self,
+        queue: QueueId,
+        queue_offset: int,
+        *,
+        tag_codes: Collection[int],
+        max_scanned: int,
+        max_messages: int,
+        max_bytes: int,
+    ) -> Scanned:
+        """As `read`, of the next `max_scanned` messages those whose tag has one of these hashes (`queue_entry.tag_hash`).
+
+        Different tags may have one hash: the caller compares the tags.
+        """
+
+
 class Snapshot(NamedTuple):
     """Bytes of a derived table, and up to where in each queue they reflect what was read."""
 

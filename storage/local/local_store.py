@@ -52,7 +52,7 @@ from storage.local.runner import Lane, Runner
 from storage.local.snapshot_files import SnapshotFiles
 from storage.local.timer_files import TimerFolder
 from storage.message import Appended, Durability, Message, OffsetRange, QueueId, StoredMessage
-from storage.store import ANY_LABEL, LAST_MS, DueCounts, DueEntry, DuePage, Snapshot
+from storage.store import ANY_LABEL, LAST_MS, DueCounts, DueEntry, DuePage, Scanned, Snapshot
 
 _SEARCH_STEPS = 1_000  # records that a search looks at in one go
 _DECODED_AT_ONCE = 32  # records; about a millisecond
@@ -227,14 +227,9 @@ class LocalMessageStore:
         return await answer
 
     async def read(self, queue: QueueId, queue_offset: int, *, max_messages: int, max_bytes: int) -> list[StoredMessage]:
-        found = self._readable(queue, queue_offset)
-        count = min(max_messages, found.end - queue_offset)
-        messages = self._read_now(found, queue_offset, count, max_bytes)
-        if messages is None:
-            messages = await self._in_lane(
-                Lane.READ, lambda: self._read_waiting(found, queue_offset, count, max_bytes)
-            )  # fmt: skip
-        return messages
+        page = _Page(queue_offset, max_messages, max_bytes)
+        await self._fill(page, self._readable(queue, queue_offset), max_messages)
+        return page.messages
 
     async def offsets(self, queue: QueueId) -> OffsetRange:
         return self._queue(queue).bounds
@@ -365,6 +360,21 @@ class LocalMessageStore:
                 await asyncio.sleep(0)
         return [found[number] for number in range(len(places))]
 
+    async def read_tagged(
+        self,
+        queue: QueueId,
+        queue_offset: int,
+        *,
+        tag_codes: Collection[int],
+        max_scanned: int,
+        max_messages: int,
+        max_bytes: int,
+    ) -> Scanned:
+        """TagCodes."""
+        page = _Page(queue_offset, max_messages, max_bytes, tag_codes)
+        await self._fill(page, self._readable(queue, queue_offset), max_scanned)
+        return Scanned(page.messages, page.next_offset)
+
     async def save_snapshot(self, name: str, snapshot: Snapshot) -> None:
         """Snapshots. Written with the next thorough round; nothing waits for it."""
         self._deriver.keep(name, snapshot)
@@ -476,39 +486,44 @@ class LocalMessageStore:
                 at += 1
         return fetched
 
-    def _read_now(self, queue: ConsumeQueue, queue_offset: int, count: int, max_bytes: int) -> list[StoredMessage] | None:
-        """What memory holds; None where a file must be asked for a part of it."""
-        entries = queue.recent(queue_offset, count)
+    async def _fill(self, page: "_Page", queue: ConsumeQueue, count: int) -> None:
+        """With what is wanted of so many messages."""
+        end = min(queue.end, page.next_offset + count)
+        if not self._fill_now(page, queue, end):
+            await self._in_lane(Lane.READ, lambda: self._fill_waiting(page, queue, end))
+
+    def _fill_now(self, page: "_Page", queue: ConsumeQueue, end: int) -> bool:
+        """From memory; False where a file must be asked for the rest of it."""
+        entries = queue.recent(page.next_offset, end - page.next_offset)
         if entries is None:
-            return None
-        page = _Page(max_bytes)
-        for at, entry in enumerate(entries, queue_offset):
+            return False
+        for entry in entries:
+            if not page.wants(entry):
+                continue
             try:
                 record = self._log.read_now(entry.physical_offset, entry.record_bytes)
                 if record is None:
-                    return None
-                is_full = page.add(self._checked(record, queue, at))
+                    return False
+                is_full = page.add(self._checked(record, queue, page.next_offset))
             except CorruptRecord as damage:
                 is_full = page.end_at(damage)
             if is_full:
                 break
-        return page.messages
+        return True
 
-    def _read_waiting(self, queue: ConsumeQueue, queue_offset: int, count: int, max_bytes: int) -> list[StoredMessage]:
+    def _fill_waiting(self, page: "_Page", queue: ConsumeQueue, end: int) -> None:
         """The read lane's: asks the files."""
-        page = _Page(max_bytes)
-        at, end = queue_offset, queue_offset + count
-        while at < end:
-            for entry in self._files.queue_files.entries(queue, at, end - at):
+        while page.next_offset < end:
+            for entry in self._files.queue_files.entries(queue, page.next_offset, end - page.next_offset):
+                if not page.wants(entry):
+                    continue
                 try:
                     record = self._log.read(entry.physical_offset, entry.record_bytes)
-                    is_full = page.add(self._checked(record, queue, at))
+                    is_full = page.add(self._checked(record, queue, page.next_offset))
                 except CorruptRecord as damage:
                     is_full = page.end_at(damage)
                 if is_full:
-                    return page.messages
-                at += 1
-        return page.messages
+                    return
 
     def _checked(self, record: records.Record, queue: ConsumeQueue, queue_offset: int) -> StoredMessage:
         """The message, if it is the one that the queue entry promised."""
@@ -612,23 +627,35 @@ class LocalMessageStore:
 
 
 class _Page:
-    """The messages of one read, up to a number of body bytes but at least one."""
+    """The messages of one read, up to a number of them and of body bytes but at least one."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, queue_offset: int, max_messages: int, max_bytes: int, tag_codes: Collection[int] | None = None) -> None:
+        """`tag_codes`: the hashes of the tags that are wanted; None: all."""
         self.messages: list[StoredMessage] = []
+        self._first_offset = self.next_offset = queue_offset
+        self._max_messages = max_messages
         self._left_bytes = max_bytes
+        self._tag_codes = tag_codes
+
+    def wants(self, entry: QueueEntry) -> bool:
+        """False: the message at `next_offset` need not be read, and is passed over."""
+        if self._tag_codes is None or entry.tag_hash in self._tag_codes:
+            return True
+        self.next_offset += 1
+        return False
 
     def add(self, message: StoredMessage) -> bool:
         """True: it does not fit any more, the page ends before it."""
         self._left_bytes -= len(message.body)
-        if self._left_bytes < 0 and self.messages:
+        if self.messages and (self._left_bytes < 0 or len(self.messages) == self._max_messages):
             return True
         self.messages.append(message)
+        self.next_offset += 1
         return False
 
     def end_at(self, damage: CorruptRecord) -> Literal[True]:
         """What lies before the damage is served; who reads on meets the damage first, at its own offset."""
-        if not self.messages:
+        if self.next_offset == self._first_offset:
             raise damage
         return True
 

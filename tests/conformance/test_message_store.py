@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from storage.errors import InvalidRequest, OffsetBeyondEnd, StoreClosed, UnknownQueue, UnknownTopic
+from storage.formats.queue_entry import tag_hash
 from storage.message import Durability, OffsetRange, QueueId, TransactionBits
-from storage.store import KeyLookup, Snapshot, Snapshots, SyncedPosition, TopicListing, find_message
+from storage.store import KeyLookup, Snapshot, Snapshots, SyncedPosition, TagCodes, TopicListing, find_message
 from tests.support.builders import message, messages
 
 FIRST = QueueId("orders", 0)
@@ -322,3 +323,63 @@ async def test_a_closed_store_finds_nothing_any_more(store):
 
     with pytest.raises(StoreClosed):
         await ids_of(store, "m1", by_id=True)
+
+
+# ----------------------------------------------------------------------------------------------------------- by tag code
+
+
+async def test_of_tags_only_those_with_a_wanted_hash_are_read_and_what_was_looked_at_is_said(store):
+    assert isinstance(store, TagCodes)
+    tags = ["a", None, "b", "a", "b", "AaAa", "BBBB", "c"]
+    await store.append([message(message_id=f"m{n}", tag=tag) for n, tag in enumerate(tags)])
+
+    async def read(at: int, *wanted: str, **limits: int) -> tuple[list[int], int]:
+        codes = {tag_hash(tag) for tag in wanted}
+        found = await store.read_tagged(FIRST, at, tag_codes=codes, **{"max_scanned": 1_000, **EVERYTHING, **limits})
+        return [one.queue_offset for one in found.messages], found.next_offset
+
+    assert await read(0, "a", "c") == ([0, 3, 7], 8)
+    assert await read(1, "a") == ([3], 8)
+    assert await read(0, "AaAa") == ([5, 6], 8), "two tags of one hash: the caller compares"
+    assert await read(0, "nothing") == ([], 8)
+    assert await read(0, "b", max_scanned=3) == ([2], 3)
+    assert await read(0, "a", max_messages=1) == ([0], 3)
+    assert await read(8, "a") == ([], 8)
+
+
+async def test_a_read_by_tag_ends_before_the_bytes_are_too_many_but_not_before_its_first_message(store):
+    assert isinstance(store, TagCodes)
+    await store.append([message(b"x" * 100, message_id=f"m{n}", tag="ab"[n % 2]) for n in range(10)])
+
+    async def read(max_bytes: int) -> tuple[int, int]:
+        found = await store.read_tagged(
+            FIRST, 0, tag_codes={tag_hash("b")}, max_scanned=100, max_messages=100, max_bytes=max_bytes
+        )
+        return len(found.messages), found.next_offset
+
+    assert await read(1) == (1, 3)
+    assert await read(299) == (2, 5)
+    assert await read(500) == (5, 10)
+
+
+async def test_a_read_by_tag_spans_what_is_in_memory_and_what_is_in_files(store):
+    assert isinstance(store, TagCodes)
+    for start in range(0, 2_000, 100):
+        await store.append(
+            [message(message_id=f"m{n}", tag="rare" if n % 97 == 0 else "often") for n in range(start, start + 100)]
+        )
+
+    found = await store.read_tagged(FIRST, 3, tag_codes={tag_hash("rare")}, max_scanned=5_000, **EVERYTHING)
+
+    assert [one.queue_offset for one in found.messages] == list(range(97, 2_000, 97))
+    assert found.next_offset == 2_000
+
+
+async def test_a_read_by_tag_asks_for_what_is_there(store):
+    assert isinstance(store, TagCodes)
+    await store.append([message(tag="a")])
+
+    with pytest.raises(OffsetBeyondEnd):
+        await store.read_tagged(FIRST, 2, tag_codes={97}, max_scanned=10, **EVERYTHING)
+    with pytest.raises(UnknownQueue):
+        await store.read_tagged(QueueId("orders", 2), 0, tag_codes={97}, max_scanned=10, **EVERYTHING)
