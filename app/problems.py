@@ -60,6 +60,7 @@ CODES: dict[type[MessagingError], str] = {
     errors.RejectedError: "validation_failed",
     errors.InvalidRequest: "validation_failed",
     errors.InvalidMessage: "validation_failed",
+    errors.InvalidFilter: "validation_failed",
     errors.MessageTooLarge: "message_too_large",
     errors.ReservedName: "reserved_topic",
     errors.UnsupportedCombination: "unsupported_combination",
@@ -144,7 +145,10 @@ def as_refusal(error: MessagingError | Refusal) -> Refusal:
     fields: list[FieldError] = []
     context: dict[str, str] = {}
     detail = error.detail
-    if isinstance(error, errors.InvalidRequest):
+    if isinstance(error, errors.InvalidFilter):
+        fields = [FieldError(error.pointer, error.code, detail)]
+        context = {} if error.position is None else {"position": str(error.position)}
+    elif isinstance(error, errors.InvalidRequest):
         fields = [FieldError(error.pointer, "invalid", detail)] if error.pointer else []
     elif isinstance(error, errors.MessageTooLarge):
         context = {"limit_bytes": str(error.limit_bytes)}

@@ -3,7 +3,8 @@
     MessagingError
     ├── RejectedError               the caller must change the request
     │   ├── InvalidRequest          .pointer
-    │   │   └── InvalidMessage
+    │   │   ├── InvalidMessage
+    │   │   └── InvalidFilter       .position .code
     │   ├── MessageTooLarge         .limit_bytes
     │   ├── ReservedName
     │   ├── UnsupportedCombination
@@ -75,6 +76,18 @@ class InvalidRequest(RejectedError):
 
 class InvalidMessage(InvalidRequest):
     """A message has a field whose value is not allowed."""
+
+
+class InvalidFilter(InvalidRequest):
+    """The filter expression cannot be understood.
+
+    `position` counts characters from 1; None where the whole of it is meant. `code`: of the field error.
+    """
+
+    def __init__(self, detail: str | None = None, *, position: int | None = None, code: str = "invalid_format") -> None:
+        super().__init__(detail if position is None else f"at character {position}: {detail}")
+        self.position = position
+        self.code = code
 
 
 class MessageTooLarge(RejectedError):

@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-LOWER_FLOORS = ("storage", "txn", "scheduler")
+LOWER_FLOORS = ("storage", "txn", "scheduler", "delivery")
 PRODUCT = (*LOWER_FLOORS, "app", "cli", "client")
 ROOMS = (*PRODUCT, "examples", "benchmarks", "tests")
 
