@@ -9,12 +9,14 @@ from app.exchange import Call, Reply, reply
 from app.messages.schemas import Message, MessagePage, PayloadForm, PullQuery
 from app.problems import FieldError, Refusal
 from app.services import Services
+from delivery.filtered_read import read_matching
+from delivery.filters import Filter, compile_filter
 from storage.errors import CorruptRecord, OffsetBeyondEnd, OffsetExpired
 from storage.formats import properties
 from storage.message import OffsetRange, QueueId, StoredMessage
 from storage.store import MessageStore
 
-_SCAN_MESSAGES = 800  # that a filter may look at in one read, as RocketMQ's maxFilterMessageSize allows
+_SCAN_CODES = 16_000  # messages that a filter may pass over in one read by the hash of their tag
 
 
 async def pull(services: Services, call: Call, topic_name: str, queue_id: int) -> Reply:
@@ -23,7 +25,7 @@ async def pull(services: Services, call: Call, topic_name: str, queue_id: int) -
     queue = topic.queue(queue_id)
     bounds = await services.store.offsets(queue)
     offset = await _first_offset(services.store, queue, query, bounds)
-    wanted = _tags(query.tag)
+    wanted = compile_filter("tag", query.tag, pointer="/query/tag")
     try:
         found, next_offset, passed = await _read_or_wait(services, call, queue, offset, query, wanted)
     except CorruptRecord as damage:
@@ -105,51 +107,23 @@ async def _first_offset(store: MessageStore, queue: QueueId, query: PullQuery, b
 
 
 async def _read_or_wait(
-    services: Services, call: Call, queue: QueueId, offset: int, query: PullQuery, wanted: frozenset[str] | None
+    services: Services, call: Call, queue: QueueId, offset: int, query: PullQuery, wanted: Filter
 ) -> tuple[list[StoredMessage], int, bool]:
     """(messages, the offset behind what was looked at, was anything looked at)."""
     deadline_ms = services.clock.monotonic_ms() + query.wait_ms
     at = offset
     while True:
-        found, at = await _read(services.store, queue, at, query, wanted)
+        found, at = await read_matching(
+            services.store,
+            queue,
+            at,
+            wanted,
+            max_scanned=_SCAN_CODES,
+            max_messages=query.max_messages,
+            max_bytes=query.max_bytes,
+        )
         left_ms = deadline_ms - services.clock.monotonic_ms()
         if found or left_ms <= 0 or services.is_stopping:
             return found, at, at > offset
         async with services.parked(call):
             await services.store.wait_for_arrival(queue, at, timeout_ms=left_ms)
-
-
-async def _read(
-    store: MessageStore, queue: QueueId, offset: int, query: PullQuery, wanted: frozenset[str] | None
-) -> tuple[list[StoredMessage], int]:
-    if wanted is None:
-        messages = await store.read(queue, offset, max_messages=query.max_messages, max_bytes=query.max_bytes)
-        return messages, offset + len(messages)
-    found: list[StoredMessage] = []
-    at = offset
-    left_bytes = query.max_bytes
-    while at - offset < _SCAN_MESSAGES and len(found) < query.max_messages:
-        try:
-            messages = await store.read(queue, at, max_messages=100, max_bytes=query.max_bytes)
-        except CorruptRecord:
-            if at == offset:
-                raise
-            break  # who reads on meets the damage first, at its own offset
-        if not messages:
-            break
-        for message in messages:
-            if message.tag in wanted:
-                left_bytes -= len(message.body)
-                if found and (left_bytes < 0 or len(found) == query.max_messages):
-                    return found, at
-                found.append(message)
-            at += 1
-    return found, at
-
-
-def _tags(expression: str) -> frozenset[str] | None:
-    """The tags of `paid || created`; None for all messages."""
-    tags = frozenset(part.strip() for part in expression.split("||"))
-    if "*" in tags or tags == {""}:
-        return None
-    return tags - {""}

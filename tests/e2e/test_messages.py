@@ -409,6 +409,24 @@ def test_tags_choose_messages(api, topic):
     assert pull(api, topic, tag="paid", offset=3)["next_offset"] == 5
 
 
+def test_a_filter_that_no_tag_can_match_is_refused_at_its_place(api, topic):
+    answer = api.get(f"/v1/topics/{topic}/queues/0/messages", params={"tag": "paid || created | sent"})
+
+    problem = assert_problem(answer, 422, "validation_failed", "/query/tag")
+    assert problem["context"] == {"position": "9"}
+
+
+def test_a_rare_tag_is_found_far_behind_others(api, topic):
+    for _ in range(3):
+        entries = [{"message": {"payload": "x", "tag": "often"}}] * 1_000
+        ok(api.post(f"/v1/topics/{topic}/messages/batch", json={"entries": entries}), 201)
+    send(api, topic, payload="here", tag="rare")
+
+    page = pull(api, topic, tag="rare")
+
+    assert (only(page)["payload"], page["next_offset"]) == ("here", 3_001)
+
+
 def test_a_pull_can_begin_at_a_time(api, topic):
     first = send(api, topic, payload="1")
     later = send(api, topic, payload="2")
