@@ -12,7 +12,7 @@ from tests.house.source import LOWER_FLOORS, PRODUCT, ROOMS, ROOT, called, dotte
 # What the lower floors get handed in (a clock, a Vfs, randomness, a runner), and the one room of each that speaks of it itself.
 AT_HOME = {
     "time": {"storage/clock.py"},
-    "datetime": set(),
+    "datetime": {"scheduler/cron_line.py"},  # the calendar; it is told the time
     "random": {"storage/identifiers.py", "storage/files/simulated.py"},
     "secrets": set(),
     "uuid": set(),

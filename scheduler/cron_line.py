@@ -1,0 +1,91 @@
+"""A cron line in a time zone: at which moments it fires. Pure; it fires as Debian's cron does (docs/delays.md).
+
+Five fields, or six with the seconds in front, or one of the names below. A moment is wall milliseconds, and a whole second.
+The first room that needs a calendar; it is told the time, and asks nobody for it.
+"""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, tzinfo
+from itertools import islice
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+
+from storage.errors import InvalidRequest
+
+MAX_LINE = 255  # characters
+
+_NAMED = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+# A search backwards begins so much behind its end: begun in an hour that comes twice, it would miss what is in the first one.
+_MARGIN_SECONDS = 86_400
+
+
+class CronLine:
+    def __init__(self, expression: str, time_zone: str) -> None:
+        """Raises InvalidRequest with the pointer `/cron` or `/time_zone`."""
+        self._fields = _NAMED.get(expression.lower(), expression)
+        self._zone = _zone(time_zone)
+        try:
+            self.in_words = CronSim(self._fields, datetime.fromtimestamp(0, self._zone)).explain()
+        except CronSimError as error:
+            detail = f"not a cron line: {str(error).lower()}; it has minute, hour, day of month, month, day of week"
+            raise InvalidRequest(detail, pointer="/cron") from None
+
+    def after(self, moment_ms: int) -> int | None:
+        """The first moment behind this one; None where there is none within fifty years."""
+        return next(self._moments(moment_ms), None)
+
+    def upcoming(self, after_ms: int, count: int) -> list[int]:
+        """So many moments, the earliest first; fewer where there are no more."""
+        return list(islice(self._moments(after_ms), count))
+
+    def latest(self, *, after_ms: int, until_ms: int, count: int) -> list[int]:
+        """The last so many of those in (after_ms, until_ms], the earliest first."""
+        found: list[int] = []
+        backwards = CronSim(self._fields, self._local(until_ms + _MARGIN_SECONDS * 1_000), reverse=True)
+        for moment_ms in map(_as_ms, backwards):
+            if moment_ms <= after_ms or len(found) == count:
+                break
+            if moment_ms <= until_ms and (not found or moment_ms < found[-1]):
+                found.append(moment_ms)
+        return found[::-1]
+
+    def as_local(self, moment_ms: int) -> str:
+        """As a clock in the zone shows it, with its offset from UTC."""
+        return self._local(moment_ms).isoformat()
+
+    def _moments(self, after_ms: int) -> Iterator[int]:
+        last_ms = after_ms
+        try:
+            for moment_ms in map(_as_ms, CronSim(self._fields, self._local(after_ms))):
+                # One that is asked for in an hour that comes twice would also be found in the first one, which is past.
+                if moment_ms > last_ms:
+                    yield moment_ms
+                    last_ms = moment_ms
+        except OverflowError:
+            return  # the end of the calendar
+
+    def _local(self, moment_ms: int) -> datetime:
+        return datetime.fromtimestamp(moment_ms // 1_000, self._zone)
+
+
+def _as_ms(moment: datetime) -> int:
+    return int(moment.timestamp()) * 1_000
+
+
+def _zone(name: str) -> tzinfo:
+    if name == "UTC":
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError):  # a folder of the database is an OSError, a file that is none a ValueError
+        detail = f"there is no time zone {name[:100]!r}; it is named as Europe/Berlin or UTC"
+        raise InvalidRequest(detail, pointer="/time_zone") from None
