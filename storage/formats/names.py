@@ -13,6 +13,7 @@ CHECK_TOPIC = "rmq_sys_escrowmq_checks"
 OFFSET_TOPIC = "rmq_sys_escrowmq_offsets"
 SENT_KEY_TOPIC = "rmq_sys_escrowmq_sent_keys"
 SCHEDULE_MARK_TOPIC = "rmq_sys_escrowmq_schedules"
+CRON_TOPIC = "rmq_sys_escrowmq_cron"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,126}")

@@ -1,0 +1,361 @@
+"""Sends a message whenever a cron schedule says so, over a `MessageStore`.
+
+What schedules say is kept by a registry, what has come of them lies in the log: a firing is one append of the message and a
+mark, and how far each schedule is settled is what the marks say. So each occurrence fires once, whatever is killed when.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+import structlog
+
+from scheduler import cron_schedule
+from scheduler.cron_schedule import CRON_QUEUE, AnyCronMark, CronSchedule, CronState, Fired, SetAside, Skipped, plan
+from scheduler.cron_table import CronItem, CronTable
+from scheduler.options import ScheduleOptions
+from storage.clock import Clock
+from storage.errors import (
+    AlreadyCancelled,
+    Backpressure,
+    CorruptRecord,
+    IdempotencyKeyReused,
+    RejectedError,
+    UnknownSchedule,
+)
+from storage.message import Durability, Message
+from storage.store import AppliedPrefix, KeyLookup, MessageStore, Snapshot, Snapshots
+
+log = structlog.get_logger()
+
+SNAPSHOT = "cron"
+_APPEND_MESSAGES = 400
+_APPEND_BYTES = 1 << 20
+_SLICE = 50  # schedules worked out in one turn of the loop
+_READ_MESSAGES = 512
+_READ_BYTES = 4 << 20
+_CANCELLED_KEPT = 1_000  # so that they can be looked at
+_RETRY_MS = 60_000  # one that was set aside is tried again
+
+
+class CronRegistry(Protocol):
+    """Keeps what schedules say; durable on return."""
+
+    async def load(self) -> list[CronSchedule]: ...
+
+    async def add(self, schedule: CronSchedule) -> None: ...
+
+    async def change(self, schedule: CronSchedule) -> None: ...
+
+    async def forget(self, schedule_ids: Sequence[str]) -> None: ...
+
+
+class Firing(NamedTuple):
+    """Something that came of a schedule, as it stands in the log."""
+
+    mark: AnyCronMark
+    at_ms: int
+
+
+class _Step(NamedTuple):
+    """A mark, and the message that goes with it."""
+
+    item: CronItem
+    mark: AnyCronMark
+    messages: Sequence[Message]  # one, or none
+
+
+class CronService:
+    """The event loop's. `start` before anything else."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        registry: CronRegistry,
+        clock: Clock,
+        options: ScheduleOptions,
+        *,
+        build: Callable[[CronSchedule, int], Message],
+        on_settled: Callable[[str, int], None] = lambda event, late_ms: None,
+    ) -> None:
+        """`build`: the message of an occurrence; raises RejectedError. `on_settled` is told what came of each, and how late."""
+        self._store = store
+        self._registry = registry
+        self._clock = clock
+        self._options = options
+        self._build = build
+        self._on_settled = on_settled
+        self.table = CronTable()
+        self._by_key: dict[str, str] = {}  # idempotency key to schedule id
+        self._applied = AppliedPrefix()
+        self._kept_end = 0
+        self._turn = asyncio.Lock()  # a sweep and a change wait for one another
+        self._retried_ms = clock.monotonic_ms()
+
+    # ------------------------------------------------------------------------------------------------------ life cycle
+
+    async def start(self) -> int:
+        """Give the table back from the registry, the last snapshot and the log; the number of marks replayed."""
+        await self._store.create_topic(CRON_QUEUE.topic, queue_count=1)
+        lost_before_ms = await self._restore()
+        begin = self._applied.end
+        is_damaged = await self._replay()
+        settled = self.table.settled()
+        for number, schedule in enumerate(await self._registry.load()):
+            is_lost = schedule.schedule_id not in settled and schedule.counts_from_ms < lost_before_ms
+            if is_damaged or is_lost:
+                # A mark of it may be among those that nobody can read any more: it goes on from now, rather than fire twice.
+                log.warning("cron_goes_on_from_now", schedule_id=schedule.schedule_id)
+                self.table.settle(schedule.schedule_id, self._clock.wall_ms())
+            self._put(schedule)
+            if number % _SLICE == 0:
+                await asyncio.sleep(0)
+        self.table.drop_unknown()
+        return self._applied.end - begin
+
+    async def _replay(self) -> bool:
+        """Read the marks to the end; is there one that cannot be read?"""
+        is_damaged, end = False, (await self._store.offsets(CRON_QUEUE)).end
+        while (at := self._applied.end) < end:
+            try:
+                messages = await self._store.read(CRON_QUEUE, at, max_messages=_READ_MESSAGES, max_bytes=_READ_BYTES)
+            except CorruptRecord as damage:
+                log.error("cron_mark_damaged", queue_offset=at, reason=str(damage))
+                is_damaged, messages = True, []
+            for message in messages:
+                try:
+                    mark = cron_schedule.read_mark(message)
+                except msgspec.DecodeError as error:
+                    log.error("cron_mark_damaged", queue_offset=message.queue_offset, reason=str(error))
+                    is_damaged = True
+                else:
+                    self.table.settle(mark.schedule_id, mark.settled_ms)
+            self._applied.restart(at + max(1, len(messages)))
+        return is_damaged
+
+    async def _restore(self) -> int:
+        """Begin where the last snapshot ends. Before the time that is returned, marks were stored that nobody has any more."""
+        snapshot = await self._store.load_snapshot(SNAPSHOT) if isinstance(self._store, Snapshots) else None
+        if snapshot is not None:
+            for schedule_id, settled_ms in msgspec.msgpack.decode(snapshot.data, type=dict[str, int]).items():
+                self.table.settle(schedule_id, settled_ms)
+            self._kept_end = snapshot.positions[CRON_QUEUE]
+        first = (await self._store.offsets(CRON_QUEUE)).first
+        self._applied.restart(max(self._kept_end, first))
+        if first <= self._kept_end:
+            return 0
+        oldest = await self._store.read(CRON_QUEUE, first, max_messages=1, max_bytes=1)
+        return oldest[0].stored_at_ms if oldest else self._clock.wall_ms()
+
+    async def save_snapshot(self) -> bool:
+        """Keep how far schedules are settled. False where nothing has changed or none can be kept."""
+        end = self._applied.end
+        if not isinstance(self._store, Snapshots) or end == self._kept_end:
+            return False
+        data = msgspec.msgpack.encode(self.table.settled())
+        await self._store.save_snapshot(SNAPSHOT, Snapshot(data, {CRON_QUEUE: end}))
+        self._kept_end = end
+        return True
+
+    # --------------------------------------------------------------------------------------------------------- reading
+
+    def get(self, schedule_id: str) -> CronItem:
+        """Raises UnknownSchedule."""
+        item = self.table.get(schedule_id)
+        if item is None:
+            raise UnknownSchedule(f"schedule {schedule_id[:200]} does not exist")
+        return item
+
+    def made_before(self, key: str, fingerprint: str, *, since_ms: int) -> CronItem | None:
+        """The schedule that was made with this idempotency key, then or later. Raises IdempotencyKeyReused."""
+        before = self.table.get(self._by_key.get(key, ""))
+        if before is None or before.schedule.created_at_ms < since_ms:
+            return None
+        if before.schedule.fingerprint != fingerprint:
+            raise IdempotencyKeyReused
+        return before
+
+    async def recent(self, schedule_id: str, *, count: int) -> list[Firing]:
+        """The last things that came of it, newest first; none where the engine does not find messages by their key."""
+        if not isinstance(self._store, KeyLookup):
+            return []
+        found = await self._store.find_messages(schedule_id, topics=[CRON_QUEUE.topic], max_messages=count)
+        return [Firing(cron_schedule.read_mark(message), message.stored_at_ms) for message in found]
+
+    # --------------------------------------------------------------------------------------------------------- changes
+
+    async def create(self, schedule: CronSchedule, *, key_window_ms: int) -> tuple[CronItem, bool]:
+        """(the schedule, was its idempotency key used before). Durable on return.
+
+        Raises IdempotencyKeyReused, and Backpressure where there are too many schedules.
+        """
+        async with self._turn:
+            if schedule.idempotency_key is not None:
+                before = self.made_before(
+                    schedule.idempotency_key, schedule.fingerprint or "", since_ms=schedule.created_at_ms - key_window_ms
+                )
+                if before is not None:
+                    return before, True
+            limit = self._options.max_cron
+            if self.table.open_count >= limit:
+                raise Backpressure(f"{self.table.open_count} cron schedules are kept, the limit is {limit}")
+            await self._registry.add(schedule)
+            return self._put(schedule), False
+
+    async def change(self, schedule_id: str, edit: Callable[[CronSchedule], CronSchedule]) -> CronItem:
+        """What it says from now on; `edit` may refuse by raising. Durable on return.
+
+        Raises UnknownSchedule, AlreadyCancelled.
+        """
+        async with self._turn:
+            old = self.get(schedule_id).schedule
+            new = edit(old)
+            if old.cancelled_at_ms is not None:
+                raise AlreadyCancelled(f"schedule {schedule_id} was cancelled")
+            return await self._save(old, new)
+
+    async def cancel(self, schedule_id: str, *, check: Callable[[CronSchedule], None]) -> CronItem:
+        """It fires no more. `check` may refuse by raising. Durable on return. Raises UnknownSchedule.
+
+        Cancelling what is cancelled changes nothing.
+        """
+        async with self._turn:
+            item = self.get(schedule_id)
+            old = item.schedule
+            check(old)
+            if old.cancelled_at_ms is not None:
+                return item
+            item = await self._save(old, msgspec.structs.replace(old, cancelled_at_ms=self._clock.wall_ms()))
+            await self._forget_cancelled()
+            return item
+
+    async def _save(self, old: CronSchedule, new: CronSchedule) -> CronItem:
+        if new == old:
+            return self.table.put(old)  # tried again, where it was set aside
+        times = (new.cron, new.time_zone, new.paused)
+        if times != (old.cron, old.time_zone, old.paused):
+            new = msgspec.structs.replace(new, counts_from_ms=self._clock.wall_ms())
+        new = msgspec.structs.replace(new, revision=old.revision + 1)
+        await self._registry.change(new)
+        return self._put(new)
+
+    def _put(self, schedule: CronSchedule) -> CronItem:
+        if schedule.idempotency_key is not None:
+            self._by_key[schedule.idempotency_key] = schedule.schedule_id
+        return self.table.put(schedule)
+
+    async def _forget_cancelled(self) -> None:
+        """All but those that were cancelled last."""
+        cancelled = [item.schedule for item in self.table if item.state is CronState.CANCELLED]
+        cancelled.sort(key=lambda schedule: schedule.cancelled_at_ms or 0)
+        gone = [schedule.schedule_id for schedule in cancelled[:-_CANCELLED_KEPT]]
+        if gone:
+            await self._registry.forget(gone)
+            for schedule_id in gone:
+                self.table.forget(schedule_id)
+            self._by_key = {key: schedule_id for key, schedule_id in self._by_key.items() if schedule_id not in gone}
+
+    # ---------------------------------------------------------------------------------------------------------- firing
+
+    async def run_once(self, now_ms: int) -> int:
+        """Fire what is due; how many messages. Raises what `append` raises: what is left is due again."""
+        fired = 0
+        async with self._turn:
+            self._retry_set_aside()
+            while due := self.table.due(now_ms):
+                steps: list[_Step] = []
+                for number, item in enumerate(due, 1):
+                    steps += self._steps(item, now_ms)
+                    if number % _SLICE == 0:
+                        await asyncio.sleep(0)
+                fired += await self._take(steps)
+        return fired
+
+    def _retry_set_aside(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._retried_ms < _RETRY_MS:
+            return
+        self._retried_ms = now_ms
+        for item in [item for item in self.table if item.state is CronState.SET_ASIDE]:
+            self.table.put(item.schedule)
+
+    def _steps(self, item: CronItem, now_ms: int) -> list[_Step]:
+        schedule, line, first_ms = item.schedule, item.line, item.next_ms
+        assert line is not None
+        assert first_ms is not None
+        try:
+            planned = plan(
+                line, schedule.catch_up, first_ms=first_ms, now_ms=now_ms, grace_ms=self._options.cron_grace_ms
+            )  # fmt: skip
+            steps = [self._firing(item, moment_ms) for moment_ms in planned.fire]
+        except Exception as error:  # nobody knows what else may be wrong with one; it must not keep the others
+            log.exception("cron_set_aside", schedule_id=item.schedule_id)
+            self.table.set_aside(item, f"{type(error).__name__}: {error}"[:1_000])
+            return []
+        if planned.skip is not None:
+            since_ms, until_ms = planned.skip
+            skipped = Skipped(schedule_id=item.schedule_id, settled_ms=until_ms, since_ms=since_ms)
+            steps.insert(0, _Step(item, skipped, ()))
+        return steps
+
+    def _firing(self, item: CronItem, moment_ms: int) -> _Step:
+        try:
+            message = self._build(item.schedule, moment_ms)
+        except RejectedError as refused:
+            return _Step(item, self._aside(item, moment_ms, refused), ())
+        fired = Fired(schedule_id=item.schedule_id, settled_ms=moment_ms, message_id=message.message_id)
+        return _Step(item, fired, [message])
+
+    def _aside(self, item: CronItem, moment_ms: int, refused: RejectedError) -> SetAside:
+        reason = f"{type(refused).__name__}: {refused.detail}"
+        log.warning("cron_occurrence_set_aside", schedule_id=item.schedule_id, topic=item.schedule.topic, reason=reason)
+        return SetAside(schedule_id=item.schedule_id, settled_ms=moment_ms, reason=reason[:1_000])
+
+    async def _take(self, steps: Sequence[_Step]) -> int:
+        """In pieces, in their order; how many messages."""
+        fired = at = 0
+        while at < len(steps):
+            size = count = 0
+            for step in steps[at : at + _APPEND_MESSAGES // 2]:
+                size += sum(len(message.body) for message in step.messages)
+                if count and size > _APPEND_BYTES:
+                    break
+                count += 1
+            fired += await self._take_together(steps[at : at + count])
+            at += count
+        return fired
+
+    async def _take_together(self, steps: Sequence[_Step]) -> int:
+        """All in one append; where that is refused, each in its own, and the occurrences that are refused are set aside."""
+        try:
+            await self._append(steps)
+        except RejectedError as refused:
+            if len(steps) > 1:
+                return sum([await self._take_together([step]) for step in steps])
+            (step,) = steps
+            if not step.messages:
+                raise
+            await self._append([_Step(step.item, self._aside(step.item, step.mark.settled_ms, refused), ())])
+            return 0
+        return sum(len(step.messages) for step in steps)
+
+    async def _append(self, steps: Sequence[_Step]) -> None:
+        now_ms = self._clock.wall_ms()
+        messages = [
+            message
+            for step in steps
+            for message in (*step.messages, cron_schedule.mark_message(step.mark, now_ms=now_ms))
+        ]  # fmt: skip
+        has_sent = any(step.messages for step in steps)
+        for place in await self._store.append(messages, durability=None if has_sent else Durability.SYNCED):
+            if place.queue == CRON_QUEUE:
+                self._applied.add(place.queue_offset)
+        # The log has it: whoever comes next finds it settled, even if this is not on disk yet.
+        for step in steps:
+            self.table.settle(step.mark.schedule_id, step.mark.settled_ms)
+            self._on_settled(_event(step.mark), now_ms - step.mark.settled_ms)
+
+
+def _event(mark: AnyCronMark) -> str:
+    return str(mark.__struct_config__.tag)

@@ -1,0 +1,134 @@
+"""The table of cron schedules: what each one says, how far it is settled, and which is due next. Pure.
+
+How far they are settled is derived: replaying the marks gives it back. A mark that is applied twice changes nothing.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+
+from scheduler.cron_line import CronLine
+from scheduler.cron_schedule import CronSchedule, CronState
+from storage.errors import InvalidRequest
+
+
+class CronItem:
+    """One schedule. `next_ms` is None where nothing is to come: it is paused, cancelled, set aside, or at its end."""
+
+    def __init__(self, schedule: CronSchedule, settled_ms: int) -> None:
+        self.schedule = schedule
+        self.settled_ms = settled_ms
+        self.next_ms: int | None = None
+        self.line: CronLine | None = None
+        self.reason: str | None = None  # why it is set aside: what it says cannot be worked out
+
+    @property
+    def schedule_id(self) -> str:
+        return self.schedule.schedule_id
+
+    @property
+    def state(self) -> CronState:
+        if self.schedule.cancelled_at_ms is not None:
+            return CronState.CANCELLED
+        if self.schedule.paused:
+            return CronState.PAUSED
+        return CronState.SCHEDULED if self.reason is None else CronState.SET_ASIDE
+
+
+class CronTable:
+    def __init__(self) -> None:
+        self._items: dict[str, CronItem] = {}
+        self._settled: dict[str, int] = {}  # of schedules that are not here (yet)
+        self._due: list[tuple[int, str]] = []  # with stale ones in between: those that are not next any more
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[CronItem]:
+        return iter(self._items.values())
+
+    @property
+    def open_count(self) -> int:
+        return sum(item.state is not CronState.CANCELLED for item in self)
+
+    @property
+    def set_aside_count(self) -> int:
+        return sum(item.state is CronState.SET_ASIDE for item in self)
+
+    def get(self, schedule_id: str) -> CronItem | None:
+        return self._items.get(schedule_id)
+
+    def search(self, *, after: str, count: int, wanted: Callable[[CronItem], bool]) -> list[CronItem]:
+        """So many items behind this id, in the order of ids, which is that in which they were made."""
+        found = [item for item in self if item.schedule_id > after and wanted(item)]
+        return heapq.nsmallest(count, found, key=attrgetter("schedule_id"))
+
+    def settled(self) -> dict[str, int]:
+        """How far each schedule is settled."""
+        return self._settled | {item.schedule_id: item.settled_ms for item in self}
+
+    def next_due_ms(self) -> int | None:
+        while self._due and not self._is_next(*self._due[0]):
+            heapq.heappop(self._due)
+        return self._due[0][0] if self._due else None
+
+    def due(self, now_ms: int) -> list[CronItem]:
+        """Those that are due, the earliest first; they stay due until they are settled."""
+        found: dict[str, CronItem] = {}
+        while (due_ms := self.next_due_ms()) is not None and due_ms <= now_ms:
+            _, schedule_id = heapq.heappop(self._due)
+            found[schedule_id] = self._items[schedule_id]
+        for item in found.values():
+            self._push(item)
+        return list(found.values())
+
+    # ------------------------------------------------------------------------------------------------------- changes
+
+    def put(self, schedule: CronSchedule) -> CronItem:
+        """What a schedule says from now on. One that cannot be worked out is set aside with the reason."""
+        known = self._items.get(schedule.schedule_id)
+        settled_ms = known.settled_ms if known is not None else self._settled.pop(schedule.schedule_id, 0)
+        item = self._items[schedule.schedule_id] = CronItem(schedule, settled_ms)
+        if schedule.cancelled_at_ms is None:
+            try:
+                item.line = CronLine(schedule.cron, schedule.time_zone)
+            except InvalidRequest as error:
+                item.reason = error.detail
+        self._find_next(item)
+        return item
+
+    def forget(self, schedule_id: str) -> None:
+        self._items.pop(schedule_id, None)
+
+    def settle(self, schedule_id: str, settled_ms: int) -> None:
+        """A mark says that whatever was due up to then needs nothing more."""
+        item = self._items.get(schedule_id)
+        if item is None:
+            self._settled[schedule_id] = max(settled_ms, self._settled.get(schedule_id, 0))
+        elif settled_ms > item.settled_ms:
+            item.settled_ms = settled_ms
+            self._find_next(item)
+
+    def set_aside(self, item: CronItem, reason: str) -> None:
+        """It comes no more until it is put again."""
+        item.reason, item.next_ms = reason, None
+
+    def drop_unknown(self) -> None:
+        """Forget how far schedules are settled that nobody has put: they were cancelled long ago."""
+        self._settled.clear()
+
+    def _find_next(self, item: CronItem) -> None:
+        is_open = item.line is not None and not item.schedule.paused
+        item.next_ms = item.line.after(max(item.settled_ms, item.schedule.counts_from_ms)) if is_open and item.line else None
+        self._push(item)
+
+    def _push(self, item: CronItem) -> None:
+        if item.next_ms is not None:
+            heapq.heappush(self._due, (item.next_ms, item.schedule_id))
+        if len(self._due) > 2 * len(self._items) + 64:
+            self._due = [(one.next_ms, one.schedule_id) for one in self if one.next_ms is not None]
+            heapq.heapify(self._due)
+
+    def _is_next(self, due_ms: int, schedule_id: str) -> bool:
+        item = self._items.get(schedule_id)
+        return item is not None and item.next_ms == due_ms
