@@ -1,6 +1,6 @@
 """The tables of the registry. alembic/versions says how they came to be; a test says that the two agree."""
 
-from sqlalchemy import JSON, BigInteger, Column, Integer, MetaData, String, Table
+from sqlalchemy import JSON, BigInteger, Boolean, Column, Integer, MetaData, String, Table, Text
 
 metadata = MetaData(
     naming_convention={"pk": "pk_%(table_name)s", "uq": "uq_%(table_name)s_%(column_0_name)s", "ix": "ix_%(column_0_label)s"}
@@ -44,4 +44,32 @@ consumer_groups = Table(
     Column("consumer_group", String(127), primary_key=True),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("revision", Integer, nullable=False),
+)
+
+cron_schedules = Table(
+    "cron_schedules",
+    metadata,
+    Column("schedule_id", String(64), primary_key=True),
+    Column("cron", String(255), nullable=False),
+    Column("time_zone", String(64), nullable=False),
+    Column("topic", String(127), nullable=False),
+    Column("message", Text, nullable=False),  # JSON, as it was given
+    Column("catch_up", String(16), nullable=False),
+    Column("paused", Boolean, nullable=False),
+    Column("counts_from_ms", BigInteger, nullable=False),
+    Column("cancelled_at_ms", BigInteger),
+    Column("idempotency_key", String(255)),
+    Column("fingerprint", String(64)),
+    Column("created_at_ms", BigInteger, nullable=False),
+    Column("revision", Integer, nullable=False),
+)
+
+# Who runs a loop, where several processes serve one store. Times are those of the database.
+loop_leases = Table(
+    "loop_leases",
+    metadata,
+    Column("loop", String(64), primary_key=True),
+    Column("owner", String(127), nullable=False),
+    Column("token", BigInteger, nullable=False),
+    Column("expires_at_ms", BigInteger, nullable=False),
 )

@@ -10,7 +10,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, Table, create_engine, insert, inspect, select
 
 from app.registry.database import MIGRATIONS, Database, migrate, rows
-from app.registry.tables import consumer_groups, metadata, producer_groups, topics
+from app.registry.tables import consumer_groups, cron_schedules, loop_leases, metadata, producer_groups, topics
 
 REVISIONS = [script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions()][::-1]
 
@@ -40,6 +40,22 @@ ROWS: dict[Table, dict[str, object]] = {
         "revision": 1,
     },
     consumer_groups: {"consumer_group": "warehouse", "created_at_ms": 1_800_000_000_125, "revision": 1},
+    cron_schedules: {
+        "schedule_id": "sch_1",
+        "cron": "0 6 * * 1-5",
+        "time_zone": "Europe/Berlin",
+        "topic": "Orders.eu",
+        "message": '{"json":{"b":1,"a":"\u00e4"}}',
+        "catch_up": "skip",
+        "paused": True,
+        "counts_from_ms": 1 << 41,
+        "cancelled_at_ms": None,
+        "idempotency_key": "once",
+        "fingerprint": "f" * 64,
+        "created_at_ms": 1_800_000_000_126,
+        "revision": 2,
+    },
+    loop_leases: {"loop": "cron", "owner": "a", "token": 1 << 40, "expires_at_ms": 1 << 41},
 }
 
 
