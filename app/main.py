@@ -43,7 +43,10 @@ TAGS = [
     {"name": "topics", "description": "Named sets of queues."},
     {"name": "messages", "description": "Send, and pull by offset."},
     {"name": "transactions", "description": "Begin, commit, roll back, look at, resolve."},
-    {"name": "schedules", "description": "Delayed messages: look at, list, move, cancel."},
+    {
+        "name": "schedules",
+        "description": "Delayed messages and cron schedules: look at, list, change, cancel.",
+    },
     {"name": "checks", "description": "What became of your transaction? Producers take the question and answer it."},
     {"name": "offsets", "description": "Where consumer groups continue."},
 ]

@@ -98,10 +98,13 @@ class Metrics:
         self.delivered = Counter("escrowmq_schedules_delivered", "Delayed messages delivered", registry=registry)
         self.lateness = Histogram(
             "escrowmq_schedule_lateness_seconds",
-            "From when a delayed message was due to when it was delivered",
+            "From when a delayed message or a cron schedule was due to when it was delivered",
             buckets=_LATENESS_BUCKETS,
             registry=registry,
         )
+        self.cron = Counter(
+            "escrowmq_cron_occurrences", "What came of occurrences of cron schedules", ["event"], registry=registry
+        )  # fmt: skip
         self.checks_sent = Counter("escrowmq_checks_sent", "Tries of checks by webhook", ["outcome"], registry=registry)
         self.long_polls = Gauge("escrowmq_long_polls_open", "Long polls parked", registry=registry)
 
@@ -110,6 +113,12 @@ class Metrics:
         for one in late_ms:
             self.delivered.inc()
             self.lateness.observe(one / 1000)
+
+    def note_cron(self, event: str, late_ms: int) -> None:
+        """An occurrence of a cron schedule was settled so late."""
+        self.cron.labels(event).inc()
+        if event == "fired":
+            self.lateness.observe(late_ms / 1000)
 
     def watch(self, gauges: Callable[[], Iterable[tuple[str, str, float]]]) -> None:
         """Values read when somebody scrapes: (name, help, value)."""

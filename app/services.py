@@ -12,6 +12,7 @@ from app.registry.topics import Topics
 from app.sent_keys import SentKeys
 from app.webhooks.check_test import CheckTester
 from app.webhooks.service import Webhooks
+from scheduler.cron_service import CronService
 from scheduler.schedule_service import ScheduleService
 from storage.clock import Clock
 from storage.errors import TooManyWaiting
@@ -32,6 +33,7 @@ class Services:
     consumer_groups: ConsumerGroups
     transactions: TransactionCoordinator
     schedules: ScheduleService
+    cron: CronService
     sent_keys: SentKeys
     webhooks: Webhooks
     sender: CheckSender

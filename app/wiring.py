@@ -12,15 +12,18 @@ from sqlalchemy.exc import DatabaseError
 from app import exit_codes
 from app.observability import Metrics
 from app.problems import Refusal
+from app.registry.cron_schedules import CronSchedules
 from app.registry.database import Database
 from app.registry.groups import ConsumerGroups, ProducerGroups
 from app.registry.topics import Topics
 from app.registry.vault import CannotOpen, Vault
+from app.schedules import occurrence
 from app.sent_keys import SentKeys
 from app.services import Services
 from app.settings import Settings
 from app.webhooks.check_test import CheckTester
 from app.webhooks.service import Webhooks
+from scheduler.cron_service import CronService
 from scheduler.schedule_service import ScheduleService
 from scheduler.scheduled_message import put_off
 from scheduler.ticker import Ticker
@@ -44,6 +47,7 @@ class Phase(Enum):
     FAILED = "failed"
 
 
+_SCHEDULER_LOOPS = ("schedules", "cron", "schedule_snapshots", "cron_snapshots", "snapshots")
 _NOT_READY = {Phase.STARTING: "recovering", Phase.STOPPING: "shutting_down", Phase.FAILED: "storage_failed"}
 
 
@@ -112,7 +116,7 @@ class Wiring:
         checks = {
             "store_writable": "ok",  # else the process ends
             "dispatch_lag": "ok",  # the queues are derived in the turn in which a message becomes visible
-            "scheduler": failed.get("schedules") or failed.get("schedule_snapshots") or failed.get("snapshots", "ok"),
+            "scheduler": next((failed[name] for name in _SCHEDULER_LOOPS if name in failed), "ok"),
             "checker": failed.get("checkback", failed.get("webhooks", "ok")),
         }
         failing = {name: what for name, what in checks.items() if what != "ok"}
@@ -160,6 +164,14 @@ class Wiring:
         consumer_groups = ConsumerGroups(database, clock)
         transactions = TransactionCoordinator(store, clock, identifiers, settings.txn, put_off=put_off)
         schedules = ScheduleService(store, clock, settings.schedule, on_delivered=self._metrics.note_delivered)
+        cron = CronService(
+            store,
+            CronSchedules(database),
+            clock,
+            settings.schedule,
+            build=occurrence.builder(topics, identifiers, clock),
+            on_settled=self._metrics.note_cron,
+        )
         sent_keys = SentKeys(store, clock)
         await topics.open()
         await producer_groups.open()
@@ -167,10 +179,13 @@ class Wiring:
         replayed = await transactions.start()
         await sent_keys.start()
         followed = await schedules.start()
+        await cron.start()
         log.info("transactions_open", undecided=transactions.table.open_count, replayed=replayed)
         log.info("schedules_open", scheduled=schedules.table.scheduled_count, replayed=followed)
+        log.info("cron_open", schedules=cron.table.open_count)
         stack.push_async_callback(schedules.save_snapshot)
         stack.push_async_callback(schedules.drain)
+        stack.push_async_callback(cron.save_snapshot)
         webhooks = Webhooks(settings.webhook, producer_groups, clock, self._metrics, version=version("escrowmq"))
         sender = self._sender = CheckSender(transactions, webhooks, clock, chance=SystemRandom().random)
         stack.push_async_callback(webhooks.aclose)
@@ -187,6 +202,7 @@ class Wiring:
             consumer_groups=consumer_groups,
             transactions=transactions,
             schedules=schedules,
+            cron=cron,
             sent_keys=sent_keys,
             webhooks=webhooks,
             sender=sender,
@@ -208,9 +224,15 @@ class Wiring:
             with suppress(UnavailableError, StorageFull):
                 await schedules.run_once(clock.wall_ms())
 
+        async def fire() -> None:
+            with suppress(UnavailableError, StorageFull):
+                await cron.run_once(clock.wall_ms())
+
         self._tickers = [
             Ticker("schedules", deliver, interval_ms=settings.schedule.sweep_interval_ms),
+            Ticker("cron", fire, interval_ms=settings.schedule.sweep_interval_ms),
             Ticker("schedule_snapshots", schedules.save_snapshot, interval_ms=settings.schedule.snapshot_interval_ms),
+            Ticker("cron_snapshots", cron.save_snapshot, interval_ms=settings.schedule.snapshot_interval_ms),
             Ticker("checkback", sweep, interval_ms=settings.txn.sweep_interval_ms),
             Ticker("webhooks", sender.run_once, interval_ms=settings.txn.sweep_interval_ms),
             Ticker("snapshots", keep, interval_ms=settings.txn.snapshot_interval_ms),
@@ -257,6 +279,9 @@ class Wiring:
         schedules = self._services.schedules
         yield "escrowmq_schedules_scheduled", "Delayed messages that wait", schedules.table.scheduled_count
         yield "escrowmq_schedules_set_aside", "Delayed messages that could not be delivered", schedules.table.set_aside_count
+        cron = self._services.cron.table
+        yield "escrowmq_cron_schedules", "Cron schedules that are not cancelled", cron.open_count
+        yield "escrowmq_cron_set_aside", "Cron schedules whose times cannot be worked out", cron.set_aside_count
         late_ms = self._clock.wall_ms() - (schedules.next_due_ms() or self._clock.wall_ms())
         yield "escrowmq_schedules_overdue_seconds", "How late the one is that was due first", max(0, late_ms) / 1000
         yield "escrowmq_schedules_backlog", "Long overdue ones, delivered at a bounded rate", schedules.backlog_count

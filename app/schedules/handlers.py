@@ -1,4 +1,6 @@
-"""Schedules over HTTP: look at, list, move, cancel."""
+"""Schedules over HTTP: look at, list, move, cancel. For those of kind cron cron_handlers.py answers."""
+
+from operator import attrgetter
 
 import msgspec
 from msgspec import UNSET
@@ -8,12 +10,17 @@ from app.exchange import Call, Reply, reply
 from app.messages.build import check_delay_limit
 from app.problems import invalid_field
 from app.registry.topics import check_name
+from app.schedules import cron_handlers
 from app.schedules.schemas import ListSchedulesQuery, RescheduleInput, Schedule, SchedulePage
 from app.services import Services
+from scheduler.cron_schedule import CronState
+from scheduler.cron_table import CronItem
 from scheduler.due_table import ScheduledItem, ScheduleState
 from storage.formats import names
 
 _reschedule_decoder = msgspec.json.Decoder(RescheduleInput)
+
+_STATES = frozenset([*ScheduleState, *CronState])
 
 
 async def list_(services: Services, call: Call) -> Reply:
@@ -34,19 +41,45 @@ async def list_(services: Services, call: Call) -> Reply:
             and (due_before_ms is None or item.due_ms < due_before_ms)
         )
 
-    found = await services.schedules.search(after=after, count=query.page_size + 1, wanted=is_wanted)
-    page = SchedulePage(items=[_view(item) for item in found[: query.page_size]])
+    def is_wanted_cron(item: CronItem) -> bool:
+        return (
+            item.state in states
+            and (topic is UNSET or item.schedule.topic == topic)
+            and (due_before_ms is None or (item.next_ms is not None and item.next_ms < due_before_ms))
+        )
+
+    found: list[Schedule] = []
+    if query.kind != "cron":
+        items = await services.schedules.search(after=after, count=query.page_size + 1, wanted=is_wanted)
+        found += map(_view, items)
+    if query.kind != "message":
+        crons = services.cron.table.search(after=after, count=query.page_size + 1, wanted=is_wanted_cron)
+        found += map(cron_handlers.view, crons)
+    found.sort(key=attrgetter("schedule_id"))
+    page = SchedulePage(items=found[: query.page_size])
     if len(found) > query.page_size:
         page.next_page_token = pages.encode_token("schedules", page.items[-1].schedule_id)
     return reply(200, page)
 
 
 async def get(services: Services, _: Call, schedule_id: str) -> Reply:
+    cron = services.cron.table.get(schedule_id)
+    if cron is not None:
+        return await cron_handlers.get(services, cron)
     return _answer(await services.schedules.get(schedule_id))
 
 
-async def reschedule(services: Services, call: Call, schedule_id: str) -> Reply:
-    due_ms = codec.parse_time(call.decode(_reschedule_decoder).deliver_at, "/deliver_at")
+async def change(services: Services, call: Call, schedule_id: str) -> Reply:
+    given = call.decode(_reschedule_decoder)
+    cron = services.cron.table.get(schedule_id)
+    if cron is not None:
+        return await cron_handlers.change(services, call, cron, given)
+    for name in ("cron", "time_zone", "message", "catch_up", "paused"):
+        if getattr(given, name) is not UNSET:
+            raise invalid_field(f"/{name}", "not_allowed", f"{name} goes with a schedule of kind cron")
+    if given.deliver_at is UNSET:
+        raise invalid_field("/deliver_at", "missing", "a message is moved to a time")
+    due_ms = codec.parse_time(given.deliver_at, "/deliver_at")
     item = await services.schedules.get(schedule_id)
     if services.topics.knows(item.topic):
         check_delay_limit(due_ms - services.clock.wall_ms(), services.topics.get(item.topic), "/deliver_at")
@@ -56,14 +89,17 @@ async def reschedule(services: Services, call: Call, schedule_id: str) -> Reply:
 
 
 async def cancel(services: Services, call: Call, schedule_id: str) -> Reply:
+    cron = services.cron.table.get(schedule_id)
+    if cron is not None:
+        return await cron_handlers.cancel(services, call, cron)
     return _answer(await services.schedules.cancel(schedule_id, check=lambda item: call.check_if_match(item.revision)))
 
 
-def _states(given: str) -> frozenset[ScheduleState]:
-    try:
-        return frozenset(ScheduleState(word.strip()) for word in given.split(","))
-    except ValueError:
-        raise invalid_field("/query/state", "not_allowed", f"a state is one of {', '.join(ScheduleState)}") from None
+def _states(given: str) -> frozenset[str]:
+    words = frozenset(word.strip() for word in given.split(","))
+    if not words <= _STATES:
+        raise invalid_field("/query/state", "not_allowed", f"a state is one of {', '.join(sorted(_STATES))}")
+    return words
 
 
 def _answer(item: ScheduledItem) -> Reply:
@@ -73,6 +109,7 @@ def _answer(item: ScheduledItem) -> Reply:
 def _view(item: ScheduledItem) -> Schedule:
     return Schedule(
         schedule_id=item.schedule_id,
+        kind="message",
         message_id=item.message_id,
         topic=item.topic,
         deliver_at=codec.rfc3339(item.due_ms),

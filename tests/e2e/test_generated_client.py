@@ -108,7 +108,7 @@ def unknown_fields(value: Any) -> list[str]:
     if names in ([], ["additional_properties"]):
         return []
     known = [getattr(value, name) for name in names if name != "additional_properties"]
-    return [*value.additional_properties, *unknown_fields(known)]
+    return [*getattr(value, "additional_properties", ()), *unknown_fields(known)]  # what is taken in has none
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +161,7 @@ def test_every_operation_succeeds_and_its_answer_is_parsed(generated):
     look_up(generated)
     commit_offsets(generated)
     move_and_cancel(generated)
+    fire_by_cron(generated)
     decide_transactions(generated)
     answer_checks(generated)
     configure_webhook(generated)
@@ -292,6 +293,25 @@ def move_and_cancel(generated: Generated) -> None:
     cancelled = generated.call("cancelSchedule", receipt.schedule_id, status=200)
     assert (moved.revision, moved.state, cancelled.state) == (2, "scheduled", "cancelled")
     assert generated.call("rescheduleMessage", receipt.schedule_id, body=moving, status=409).code == "already_cancelled"
+
+
+def fire_by_cron(generated: Generated) -> None:
+    topic = make_topic(generated)
+    body = generated.body("createSchedule", topic=topic)
+
+    preview = generated.call("createSchedule", body=generated.body("createSchedule", topic=topic, dry_run=True), status=200)
+    made = generated.call("createSchedule", body=body, idempotency_key="cron", status=201)
+    again = generated.call("createSchedule", body=body, idempotency_key="cron", status=201)
+    assert (made.kind, made.deliver_at, again) == ("cron", preview.items[0].at, made)
+    assert generated.call("listOccurrences", made.schedule_id, count=10, status=200).items == preview.items
+    changing = generated.model("RescheduleInput", paused=True, message={"payload": "x"})
+    paused = generated.call("rescheduleMessage", made.schedule_id, body=changing, status=200)
+    kind = generated.models.ListSchedulesKind.CRON
+    (listed,) = generated.call("listSchedules", topic=topic, kind=kind, state="paused", status=200).items
+    assert (paused.state, paused.message.payload, listed.schedule_id) == ("paused", "x", made.schedule_id)
+    assert generated.call("cancelSchedule", made.schedule_id, status=200).state == "cancelled"
+    wrong = generated.body("createSchedule", topic=topic, cron="0 0 31 4 *")
+    assert generated.call("createSchedule", body=wrong, status=422).code == "validation_failed"
 
 
 def decide_transactions(generated: Generated) -> None:

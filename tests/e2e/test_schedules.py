@@ -59,6 +59,7 @@ def test_a_delayed_message_comes_at_its_time_with_its_own_id_and_not_before(api,
     assert at(receipt["deliver_at"]) == at(receipt["stored_at"]) + timedelta(milliseconds=delay_ms)
     assert look(api, receipt) == {
         "schedule_id": receipt["schedule_id"],
+        "kind": "message",
         "message_id": receipt["message_id"],
         "topic": topic,
         "deliver_at": receipt["deliver_at"],

@@ -49,6 +49,8 @@ EXISTING = {
     "group": ["billing"],
     "producer_group": ["shop", "asked"],
 }
+# What such a field may say, so that not every honest request is about something made up.
+KNOWN_VALUES = {"topic": "orders", "queue_id": 0, "offset": 0, "cron": "0 6 * * 1-5", "time_zone": "Europe/Berlin"}
 RECEIVER = "127.0.0.1:9"  # of a group that is asked by webhook; nobody is there, and no transaction of the group either
 OPEN_TRANSACTIONS = 4  # begun for each operation anew: each decides some
 OPEN_SCHEDULES = 2
@@ -121,7 +123,10 @@ def test_every_operation_answers_as_its_document_says_whatever_is_sent(server, d
         **EXISTING,
         "transaction_id": begin_some(server, operation_id),
         "message_id": [send_one(server)["message_id"]],
-        "schedule_id": [send_one(server, delay_ms=3_600_000)["schedule_id"] for _ in range(OPEN_SCHEDULES)],
+        "schedule_id": [
+            *[send_one(server, delay_ms=3_600_000)["schedule_id"] for _ in range(OPEN_SCHEDULES)],
+            *[make_cron(server) for _ in range(OPEN_SCHEDULES)],
+        ],
     }
 
     def ask(case: Case) -> None:
@@ -172,6 +177,13 @@ def send_one(server: Server, **fields: Any) -> dict[str, Any]:
     with server.client() as api:
         receipt: dict[str, Any] = ok(api.post("/v1/topics/orders/messages", json={"payload": "x", **fields}), 201)
         return receipt
+
+
+def make_cron(server: Server) -> str:
+    """A cron schedule; its id."""
+    with server.client() as api:
+        body = {"cron": "@yearly", "topic": "orders", "message": {"payload": "x"}}
+        return str(ok(api.post("/v1/schedules", json=body), 201)["schedule_id"])
 
 
 def begin_some(server: Server, operation_id: str) -> list[str]:
@@ -233,13 +245,13 @@ def waits_shortly(values: Any) -> Any:
 
 
 def about_existing(body: Any) -> Any:
-    """The values, with what exists wherever they name a topic or a place in one, and with a short wait."""
+    """The values, with what exists wherever they name a topic, a place in one or a time zone, and with a short wait."""
     if isinstance(body, list):
         return [about_existing(item) for item in body]
     if not isinstance(body, dict):
         return body
     return {
-        name: "orders" if name == "topic" else 0 if name in ("queue_id", "offset") else about_existing(value)
+        name: KNOWN_VALUES[name] if name in KNOWN_VALUES else about_existing(value)
         for name, value in waits_shortly(body).items()
     }
 

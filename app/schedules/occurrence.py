@@ -1,0 +1,77 @@
+"""From what a cron schedule was given to the message of one occurrence: checked when it is given, built when it fires."""
+
+from collections.abc import Callable
+
+import msgspec
+from msgspec import UNSET
+
+from app import codec
+from app.messages.build import build
+from app.messages.schemas import MessageInput
+from app.problems import Refusal, invalid_field
+from app.registry.topics import Topic, Topics
+from scheduler.cron_schedule import CronSchedule
+from storage.clock import Clock
+from storage.errors import InvalidMessage, MessageTooLarge
+from storage.identifiers import Identifiers
+from storage.message import Message
+
+SCHEDULE_ID = "schedule_id"  # what the message says of where it comes from
+OCCURRENCE = "occurrence"
+MAX_BYTES = 64 << 10  # of the message as JSON: every schedule's is in memory
+
+_DEPTH = 2  # of the value of its `json` field in the request
+_decoder = msgspec.json.Decoder(MessageInput)
+
+
+def builder(topics: Topics, identifiers: Identifiers, clock: Clock) -> Callable[[CronSchedule, int], Message]:
+    """What makes the message of an occurrence; raises RejectedError."""
+
+    def build_occurrence(schedule: CronSchedule, moment_ms: int) -> Message:
+        topic = topics.get(schedule.topic)
+        try:
+            return _build(
+                _decoder.decode(schedule.message),
+                topic,
+                schedule_id=schedule.schedule_id,
+                moment_ms=moment_ms,
+                message_id=identifiers.new("msg"),
+                now_ms=clock.wall_ms(),
+            )
+        except Refusal as refusal:  # the topic is not any more what it was when the schedule was made
+            raise InvalidMessage(refusal.detail) from None
+
+    return build_occurrence
+
+
+def check(given: MessageInput, topic: Topic, *, schedule_id: str, now_ms: int) -> bytes:
+    """The message as the registry keeps it. Raises Refusal (its pointers are within the message) and what `build` raises."""
+    for name in ("delay_ms", "deliver_at", "delay_level", "require_durability"):
+        if getattr(given, name) is not UNSET:
+            raise invalid_field(f"/{name}", "not_allowed", f"the message of a cron schedule has no {name}")
+    for name in (SCHEDULE_ID, OCCURRENCE):
+        if given.properties is not UNSET and name in given.properties:
+            raise invalid_field(f"/properties/{name}", "not_allowed", f"the service sets the property {name} itself")
+    _build(given, topic, schedule_id=schedule_id, moment_ms=now_ms, message_id="", now_ms=now_ms)
+    encoded = msgspec.json.encode(given)
+    if len(encoded) > MAX_BYTES:
+        detail = f"the message takes {len(encoded)} bytes of JSON, a cron schedule's has at most {MAX_BYTES}"
+        raise MessageTooLarge(detail, limit_bytes=MAX_BYTES)
+    return encoded
+
+
+def read(message: bytes) -> MessageInput:
+    return _decoder.decode(message)
+
+
+def _build(given: MessageInput, topic: Topic, *, schedule_id: str, moment_ms: int, message_id: str, now_ms: int) -> Message:
+    own = {} if given.properties is UNSET else given.properties
+    named = {**own, SCHEDULE_ID: schedule_id, OCCURRENCE: codec.rfc3339(moment_ms)}
+    return build(
+        msgspec.structs.replace(given, properties=named),
+        topic,
+        message_id=message_id,
+        now_ms=now_ms,
+        new_schedule_id=lambda: schedule_id,
+        depth=_DEPTH,
+    )
