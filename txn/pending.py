@@ -147,8 +147,11 @@ class TransactionTable:
             return
         self._all[transaction_id] = transaction
         self._any.add(transaction.sequence, transaction_id)
-        if transaction.idempotency_key is not None:
-            self._by_key[transaction.idempotency_key] = transaction_id
+        key = transaction.idempotency_key
+        if key is not None:
+            before = self.by_idempotency_key(key)
+            if before is None or before.prepared_at_ms <= transaction.prepared_at_ms:
+                self._by_key[key] = transaction_id
         if transaction.state.is_decided:
             self._keep_decided(transaction_id)
             return

@@ -8,17 +8,23 @@ from txn.half_message import CHECK_QUEUE, HALF_QUEUE, OP_QUEUE, Op
 from txn.pending import Transaction, TransactionTable, as_begun, from_halves
 
 MOST_CHECKS = 10_000  # events of one transaction that are looked at
+_MOST_OF_ONE_KEY = 16  # transactions that were begun under one idempotency key, a window apart each
 _READ_BYTES = 8 << 20
 
 
 async def by_id(store: MessageStore, transaction_id: str) -> Transaction | None:
     """None where there is none, or the engine cannot look anything up."""
-    return await _by_key_of_op(store, transaction_id)
+    found = await _by_key_of_op(store, transaction_id, most=1)
+    return found[0] if found else None
 
 
 async def by_idempotency_key(store: MessageStore, idempotency_key: str) -> Transaction | None:
-    """The transaction that a begin with this key has begun; None as for `by_id`."""
-    return await _by_key_of_op(store, half_message.lookup_key(idempotency_key))
+    """The transaction that the last begin with this key has begun; None as for `by_id`.
+
+    A key is free again after its window, so that several may have it, and the older one may have been decided later.
+    """
+    found = await _by_key_of_op(store, half_message.lookup_key(idempotency_key), most=_MOST_OF_ONE_KEY)
+    return max(found, key=lambda transaction: transaction.prepared_at_ms, default=None)
 
 
 async def as_of(store: MessageStore, transaction: Transaction, at_ms: int) -> Transaction | None:
@@ -51,13 +57,16 @@ def apply_decision(table: TransactionTable, transaction: Transaction, op: Op) ->
     )
 
 
-async def _by_key_of_op(store: MessageStore, key: str) -> Transaction | None:
+async def _by_key_of_op(store: MessageStore, key: str, *, most: int) -> list[Transaction]:
+    """Those of the newest ops, newest first, whose halves are still there."""
     if not isinstance(store, KeyLookup):
-        return None
-    ops = await store.find_messages(key, topics=[OP_QUEUE.topic], max_messages=1)
-    if not ops:
-        return None
-    op = half_message.read_op(ops[0])
+        return []
+    ops = await store.find_messages(key, topics=[OP_QUEUE.topic], max_messages=most)
+    found = [await _rebuilt(store, store, half_message.read_op(op)) for op in ops]
+    return [transaction for transaction in found if transaction is not None]
+
+
+async def _rebuilt(store: MessageStore, lookup: KeyLookup, op: Op) -> Transaction | None:
     assert op.transaction_id is not None
     halves: list[StoredMessage] = []
     for half_offset in op.half_offsets:
@@ -65,7 +74,7 @@ async def _by_key_of_op(store: MessageStore, key: str) -> Transaction | None:
             halves += await store.read(HALF_QUEUE, half_offset, max_messages=1, max_bytes=_READ_BYTES)
         except OffsetExpired:
             return None
-    checks = await store.find_messages(op.transaction_id, topics=[CHECK_QUEUE.topic], max_messages=MOST_CHECKS)
+    checks = await lookup.find_messages(op.transaction_id, topics=[CHECK_QUEUE.topic], max_messages=MOST_CHECKS)
     table = TransactionTable(decided_kept=1)
     transaction = from_halves(halves)
     table.add(transaction)

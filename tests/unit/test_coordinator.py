@@ -716,6 +716,23 @@ def test_a_forgotten_idempotency_key_counts_no_longer_than_a_known_one():
     in_house(life, decided_kept=1, dedup_window_ms=1_000)
 
 
+def test_of_two_forgotten_begins_with_one_key_the_later_one_counts_though_the_other_was_decided_last():
+    async def life(house):
+        again = {"idempotency_key": "key", "idempotency_print": "print"}
+        first = await house.begin(**again)
+        await asyncio.sleep(1.001)
+        second = await house.begin(message(queue=ORDERS, message_id="m2"), **again)
+        await house.coordinator.commit(second)
+        await house.coordinator.commit(first)
+        await house.begin(message(queue=ORDERS, message_id="m3"), transaction_id="other")
+        await house.coordinator.commit("other")
+        assert house.coordinator.table.get(second) is None
+
+        assert await house.begin(**again) == second
+
+    in_house(life, decided_kept=1, dedup_window_ms=1_000)
+
+
 def test_two_begins_of_one_id_at_once_are_one_transaction_while_the_log_is_asked():
     async def life(house):
         await three_forgotten(house)
