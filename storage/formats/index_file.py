@@ -133,5 +133,10 @@ def file_name(wall_ms: int) -> str:
     return "".join(filter(str.isdigit, str(np.datetime64(wall_ms, "ms"))))
 
 
+def name_behind(name: str) -> str:
+    """The next name in their order, whatever the clock says: it may have been set back by weeks."""
+    return f"{int(name) + 1:017}"
+
+
 def is_file_name(name: str) -> bool:
     return len(name) == 17 and name.isascii() and name.isdigit()

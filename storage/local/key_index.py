@@ -115,7 +115,7 @@ class KeyIndex:
             at = end
 
     def _roll(self) -> None:
-        wall_ms = self._clock.wall_ms()
+        name = index_file.file_name(self._clock.wall_ms())
         inherited = Header(0, 0, 0, 0, 0, 1)
         if self._files:
             last = self._files[-1]
@@ -123,9 +123,8 @@ class KeyIndex:
             last.unload()
             end_ms, end_offset = last.header.end_stored_at_ms, last.header.end_offset
             inherited = Header(end_ms, end_ms, end_offset, end_offset, 0, 1)
-            while index_file.file_name(wall_ms) <= last.path.name:
-                wall_ms += 1
-        path = self._directory / index_file.file_name(wall_ms)
+            name = max(name, index_file.name_behind(last.path.name))
+        path = self._directory / name
         length = index_file.file_bytes(self._slots, self._entries)
         durable.make_sized(self._vfs, path, length, scratch=self._scratch, with_space=False)
         made = _IndexFile(self._vfs, path, slots=self._slots, entries=self._entries)

@@ -26,10 +26,10 @@ ALWAYS = {"from_ms": 0, "to_ms": 1 << 62}
 GOLDEN = Path(__file__).parent.parent / "golden" / "rocketmq-5.3.3"
 
 
-def made(disk: SimulatedDisk, *, slots: int = 4, entries: int = 11) -> KeyIndex:
+def made(disk: SimulatedDisk, *, slots: int = 4, entries: int = 11, clock: ManualClock | None = None) -> KeyIndex:
     for folder in (FOLDER, PurePath("/store/making")):
         disk.make_directory(folder)
-    return KeyIndex(disk, FOLDER, ManualClock(), slots=slots, entries=entries, scratch=PurePath("/store/making"))
+    return KeyIndex(disk, FOLDER, clock or ManualClock(), slots=slots, entries=entries, scratch=PurePath("/store/making"))
 
 
 class Log:
@@ -163,6 +163,19 @@ def test_keys_are_found_across_files_newest_first():
         log.feed(index, *log.borders[-2:])
 
     assert len(index.marks) > 5
+    log.all_of_it_is_in(index)
+
+
+def test_files_sort_as_they_were_made_though_the_clock_was_set_back_by_a_month():
+    clock = ManualClock()
+    log, index = Log(), made(SimulatedDisk(), clock=clock)
+    for n in range(20):
+        log.add(f"key-{n % 3} customer", "", f"only-{n}")
+        clock.advance(-30 * 86_400_000 if n == 5 else 1)
+        log.feed(index, *log.borders[-2:])
+
+    assert len(index.marks) > 3
+    assert list(index.marks) == sorted(index.marks)
     log.all_of_it_is_in(index)
 
 
