@@ -65,6 +65,10 @@ class SimulatedClock:
     def monotonic_ms(self) -> int:
         return int(self._loop.now * 1000)
 
+    def jump(self, ms: int) -> None:
+        """Somebody sets the wall clock, forward or back."""
+        self._wall_ms += ms
+
 
 class SimulatedRunner:
     """The engine's lanes: each job takes a random time, jobs of one lane one after another, nothing at the same instant."""
