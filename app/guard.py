@@ -15,12 +15,13 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from app import codec
 from app.problems import MEDIA_TYPE, Refusal, document
 from app.settings import HttpOptions
+from app.testing.options import CUT
 
 _OF_AN_UPGRADE = (b"upgrade", b"http2-settings")
 
 
-def guarded(options: HttpOptions) -> type[asyncio.Protocol]:
-    """The protocol class for these limits."""
+def guarded(options: HttpOptions, *, can_cut: bool = False) -> type[asyncio.Protocol]:
+    """The protocol class for these limits. `can_cut`: a request may cut its connection, with the extension `CUT`."""
 
     class GuardedProtocol(HttpToolsProtocol):
         _deadline: asyncio.TimerHandle | None = None
@@ -46,6 +47,9 @@ def guarded(options: HttpOptions) -> type[asyncio.Protocol]:
 
         def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
             self._running = cycle
+            if can_cut:
+                extensions: dict[str, Any] = {CUT: cycle.transport.abort}
+                cycle.scope["extensions"] = extensions
             super()._start_asgi_task(cycle, app)
 
         def data_received(self, data: bytes) -> None:

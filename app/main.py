@@ -20,6 +20,9 @@ from app.problems import FieldError, Refusal
 from app.producer_groups import endpoints as producer_groups
 from app.schedules import endpoints as schedules
 from app.settings import Settings
+from app.testing import endpoints as testing
+from app.testing.controls import Controls
+from app.testing.faults import FaultSwitches, kill_this_process
 from app.topics import endpoints as topics
 from app.transactions import endpoints as transactions
 from app.wiring import Wiring
@@ -64,7 +67,8 @@ class Application(FastAPI):
 def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     """The service for these settings. It opens its store when the application starts up."""
     metrics = Metrics()
-    wiring = Wiring(settings, metrics, clock=clock)
+    controls = Controls(settings.testing) if settings.testing.enabled else None
+    wiring = Wiring(settings, metrics, clock=clock, controls=controls)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -93,6 +97,10 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     # What the routes raise passes through to the gateway, which answers; the framework's own errors become refusals here.
     app.add_exception_handler(RequestValidationError, _invalid_path)
     app.add_exception_handler(HTTPException, _not_routed)
+    if controls is not None:
+        app.state.controls = controls
+        app.routes.extend(testing.router.routes)
+        app.add_middleware(FaultSwitches, faults=controls.faults, routes=list(app.routes), kill=kill_this_process)
     keys = [key.get_secret_value() for key in settings.api_keys]
     app.add_middleware(Gateway, api_keys=keys, max_body_bytes=settings.http.max_body_bytes, metrics=metrics)
     return app

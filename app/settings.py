@@ -24,6 +24,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from app.testing.options import ControlOptions
 from app.webhooks.options import WebhookOptions
 from scheduler.options import ScheduleOptions
 from storage.local.options import LocalStoreOptions
@@ -77,6 +78,7 @@ class Settings(BaseSettings):
     txn: TransactionOptions = TransactionOptions()
     schedule: ScheduleOptions = ScheduleOptions()
     webhook: WebhookOptions = WebhookOptions()
+    testing: ControlOptions = ControlOptions()
 
     @classmethod
     def settings_customise_sources(

@@ -21,6 +21,10 @@ from app.schedules import occurrence
 from app.sent_keys import SentKeys
 from app.services import Services
 from app.settings import Settings
+from app.testing.clock import VirtualClock
+from app.testing.controls import Controls
+from app.testing.faults import SlowAnswers
+from app.testing.travel import TimeTravel
 from app.webhooks.check_test import CheckTester
 from app.webhooks.service import Webhooks
 from scheduler.cron_service import CronService
@@ -36,6 +40,7 @@ from storage.local.options import FlushPolicy
 from storage.message import Durability
 from txn.checkback import CheckSender
 from txn.coordinator import TransactionCoordinator
+from txn.producer import ProducerClient
 
 log = structlog.get_logger()
 
@@ -48,20 +53,25 @@ class Phase(Enum):
 
 
 _SCHEDULER_LOOPS = ("schedules", "cron", "schedule_snapshots", "cron_snapshots", "snapshots")
+_ACTING = ("schedules", "cron", "checkback", "webhooks")  # the loops that do what falls due, and say how much they did
 _NOT_READY = {Phase.STARTING: "recovering", Phase.STOPPING: "shutting_down", Phase.FAILED: "storage_failed"}
 
 
 class Wiring:
     """One service, from its settings to its end."""
 
-    def __init__(self, settings: Settings, metrics: Metrics, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, settings: Settings, metrics: Metrics, *, clock: Clock | None = None, controls: Controls | None = None
+    ) -> None:
+        """`controls`: for tests; its clock is the service's, unless there is another one."""
         self.settings = settings
         self.phase = Phase.STARTING
         self.progress = (0, 0)  # bytes of log walked, bytes to walk
         self.exit_code = 0
         self.on_fatal: Callable[[], None] = lambda: None  # the process should end, with `exit_code`
         self._metrics = metrics
-        self._clock = clock or SystemClock()
+        self._controls = controls
+        self._clock = clock or (SystemClock() if controls is None else controls.clock)
         self._stack = AsyncExitStack()
         self._opening: asyncio.Task[None] | None = None
         self._services: Services | None = None
@@ -149,7 +159,7 @@ class Wiring:
             settings.store_dir,
             settings.local,
             OsVfs(),
-            clock,
+            clock if self._controls is None else self._controls.engine_clock,
             identifiers,
             progress=self._note_progress,
             on_failure=self._on_store_failure,
@@ -186,8 +196,14 @@ class Wiring:
         stack.push_async_callback(schedules.save_snapshot)
         stack.push_async_callback(schedules.drain)
         stack.push_async_callback(cron.save_snapshot)
-        webhooks = Webhooks(settings.webhook, producer_groups, clock, self._metrics, version=version("escrowmq"))
-        sender = self._sender = CheckSender(transactions, webhooks, clock, chance=SystemRandom().random)
+        outside = clock if self._controls is None else SystemClock()
+        webhooks = Webhooks(
+            settings.webhook, producer_groups, clock, self._metrics, version=version("escrowmq"), outside=outside
+        )
+        client: ProducerClient = webhooks
+        if self._controls is not None:
+            client = SlowAnswers(webhooks, self._controls.faults, self._controls.clock, webhooks.timeout_ms)
+        sender = self._sender = CheckSender(transactions, client, clock, chance=SystemRandom().random)
         stack.push_async_callback(webhooks.aclose)
         stack.push_async_callback(self._keep_tables, transactions, sent_keys)
         stack.push_async_callback(transactions.drain)
@@ -213,20 +229,22 @@ class Wiring:
             max_waiting=settings.http.max_waiting,
         )
 
-        async def sweep() -> None:
-            await transactions.run_once(clock.wall_ms())
+        async def sweep() -> int:
+            return await transactions.run_once(clock.wall_ms())
 
         async def keep() -> None:
             await self._keep_tables(transactions, sent_keys)
 
-        async def deliver() -> None:
+        async def deliver() -> int:
             # Where the store takes nothing for now, what is due waits in the log: late, and no failure of this loop.
             with suppress(UnavailableError, StorageFull):
-                await schedules.run_once(clock.wall_ms())
+                return await schedules.run_once(clock.wall_ms())
+            return 0
 
-        async def fire() -> None:
+        async def fire() -> int:
             with suppress(UnavailableError, StorageFull):
-                await cron.run_once(clock.wall_ms())
+                return await cron.run_once(clock.wall_ms())
+            return 0
 
         self._tickers = [
             Ticker("schedules", deliver, interval_ms=settings.schedule.sweep_interval_ms),
@@ -240,9 +258,24 @@ class Wiring:
         for ticker in self._tickers:
             ticker.start()
             stack.push_async_callback(ticker.stop)
+        if self._controls is not None:
+            self._controls.set_up(self._time_travel(self._controls.clock, self._services))
         if self.phase is Phase.STARTING:
             self.phase = Phase.READY
             log.info("ready")
+
+    def _time_travel(self, clock: VirtualClock, services: Services) -> TimeTravel:
+        acting = [ticker for ticker in self._tickers if ticker.name in _ACTING]
+        return TimeTravel(
+            clock,
+            services.sender,
+            acting=acting,
+            keeping=[ticker for ticker in self._tickers if ticker not in acting],
+            wall_moments=[
+                services.transactions.table.next_due_ms, services.schedules.next_due_ms, services.cron.table.next_due_ms
+            ],
+            monotonic_moments=[services.transactions.next_return_ms, services.sender.next_due_ms],
+        )  # fmt: skip
 
     async def _keep_tables(self, transactions: TransactionCoordinator, sent_keys: SentKeys) -> None:
         await transactions.save_snapshot()

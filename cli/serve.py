@@ -58,7 +58,7 @@ def run(settings: Settings) -> int:
     wiring: Wiring = app.state.wiring
     config = uvicorn.Config(
         app,
-        http=guarded(settings.http),
+        http=guarded(settings.http, can_cut=settings.testing.enabled),
         ws="none",
         loop="uvloop",
         access_log=False,
@@ -106,6 +106,8 @@ def _log_banner(settings: Settings, listener: socket.socket) -> None:
         max_body_bytes=settings.http.max_body_bytes,
         keys=len(settings.api_keys),
     )
+    if settings.testing.enabled:
+        log.warning("controls_for_tests_are_on", clock_ahead_ms=settings.testing.clock_ahead_ms)
     log.debug("settings", **settings.masked())
     if settings.dev and sys.stderr.isatty():
         sys.stderr.write(_FIRST_STEPS.format(url=url))

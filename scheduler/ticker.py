@@ -20,6 +20,7 @@ class Ticker:
         self._interval_ms = interval_ms
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
+        self._turn = asyncio.Lock()
         self.last_error: str | None = None
 
     def start(self) -> None:
@@ -31,10 +32,15 @@ class Ticker:
         if self._task is not None:
             await self._task
 
+    async def run_now(self) -> object:
+        """Once, out of turn; what `run_once` returns. Raises what it raises."""
+        async with self._turn:
+            return await self._run_once()
+
     async def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                await self._run_once()
+                await self.run_now()
                 self.last_error = None
             except Exception as error:
                 if self.last_error is None:

@@ -49,6 +49,11 @@ class CheckSender:
         circuit = None if route is None else self._circuits.get(route.host)
         return 0 if circuit is None else max(0, circuit.closed_again_ms - self._clock.monotonic_ms())
 
+    def next_due_ms(self) -> int | None:
+        """When the next host that is left alone, and has checks waiting, may be asked again, on the monotonic clock."""
+        pauses = [pause_ms for group in self._coordinator.groups_to_ask() if (pause_ms := self.pause_ms(group))]
+        return self._clock.monotonic_ms() + min(pauses) if pauses else None
+
     async def run_once(self) -> int:
         """Begin to send what is due and has room; how many checks that is."""
         return self._send_due()

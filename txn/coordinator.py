@@ -166,6 +166,10 @@ class TransactionCoordinator:
         """The producer groups that have an open check which nobody has taken."""
         return self._journal.checks.groups()
 
+    def next_return_ms(self) -> int | None:
+        """When the next check that somebody has is handed out again, on the monotonic clock."""
+        return self._journal.checks.next_expiry_ms()
+
     def take_checks(self, group: str, *, max_checks: int) -> list[LeasedCheck]:
         """Open checks of a producer group for one who answers or postpones each: nobody else gets them."""
         return self._journal.checks.lease(group, max_checks=max_checks, lease_ms=None)

@@ -37,11 +37,14 @@ class Webhooks:
         metrics: Metrics,
         *,
         version: str,
+        outside: Clock | None = None,
         courier: Courier | None = None,
     ) -> None:
+        """`outside`: the time that receivers go by, where it is not ours: what is signed must be new to them."""
         self.options = options
         self._groups = groups
         self._clock = clock
+        self._outside = outside or clock
         self._metrics = metrics
         allowed = read_allowed(options.allowed_hosts)
         self._courier = courier or Courier(allowed)
@@ -61,6 +64,11 @@ class Webhooks:
         if webhook is None:
             return None
         return Route(self._host(webhook.settings.check_url), webhook.settings.concurrency)
+
+    def timeout_ms(self, group: str) -> int:
+        """How long a try may take; 0 where the group is not asked."""
+        webhook = self._groups.webhook_of(group)
+        return 0 if webhook is None else webhook.settings.timeout_ms
 
     async def ask(self, group: str, check: LeasedCheck) -> Answered | Failed:
         began_ms = self._clock.monotonic_ms()
@@ -90,23 +98,23 @@ class Webhooks:
         if webhook is None:
             return _NOT_ASKED
         secrets = None if secret is None else [secret]
-        return await self._post(webhook, asked, secrets, signed_ms=self._clock.wall_ms() - signed_before_ms)
+        return await self._post(webhook, asked, secrets, signed_before_ms=signed_before_ms)
 
     async def _ask(self, group: str, check: LeasedCheck) -> Answered | Failed:
         webhook = self._groups.webhook_of(group)
         if webhook is None:
             return _NOT_ASKED
-        now_ms = self._clock.wall_ms()
-        answer = await self._post(webhook, question(check, now_ms), None, signed_ms=now_ms)
-        return answer if isinstance(answer, Failed) else read_answer(answer, now_ms=self._clock.wall_ms())
+        answer = await self._post(webhook, question(check, self._clock.wall_ms()), None)
+        return answer if isinstance(answer, Failed) else read_answer(answer, now_ms=self._outside.wall_ms())
 
     async def _post(
-        self, webhook: Webhook, asked: CheckQuestion, secrets: Sequence[str] | None, *, signed_ms: int
+        self, webhook: Webhook, asked: CheckQuestion, secrets: Sequence[str] | None, *, signed_before_ms: int = 0
     ) -> Answer | Failed:
         """`secrets`: None for those of the group."""
         timeout_ms = webhook.settings.timeout_ms
         body = msgspec.json.encode(asked)
         secrets = webhook.secrets(self._clock.wall_ms()) if secrets is None else secrets
+        signed_ms = self._outside.wall_ms() - signed_before_ms
         signed = sign(secrets, webhook_id=asked.check_id, timestamp=signed_ms // 1000, body=body)
         try:
             target = self._parse(webhook.settings.check_url)

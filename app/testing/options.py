@@ -1,0 +1,15 @@
+"""How the controls for tests are set up."""
+
+from dataclasses import dataclass
+
+CUT = "escrowmq.cut"  # an extension of the ASGI scope: call it, and the client sees its connection reset
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlOptions:
+    enabled: bool = False  # /v1/dev is there; its own setting, so that no other one turns it on by the way
+    clock_ahead_ms: int = 0  # where the clock of an earlier start was
+
+    def __post_init__(self) -> None:
+        if self.clock_ahead_ms < 0:
+            raise ValueError(f"clock_ahead_ms must be at least 0, got {self.clock_ahead_ms}")

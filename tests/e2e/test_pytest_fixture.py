@@ -1,0 +1,123 @@
+"""What users' tests are given: the example of the page runs as it stands, and the fixture does what the page says."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.http import ok
+
+PAGE = (Path(__file__).parents[2] / "docs" / "testing.md").read_text("utf-8")
+EXAMPLE, SETTINGS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def run_pytest(folder: Path, source: str, ini: str = "") -> subprocess.CompletedProcess[str]:
+    """In a project of its own, which knows nothing of this repository but what is installed."""
+    (folder / "test_theirs.py").write_text(source, "utf-8")
+    (folder / "pytest.ini").write_text(f"[pytest]\n{ini}\n", "utf-8")
+    # Their packages may be called as ours are, and lie in front of them.
+    for name in ("app", "cli", "client", "storage"):
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text("NAME = 'theirs'\n", "utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", "-p", "no:xdist"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_the_worked_example_of_the_page_passes_in_a_project_of_its_own(tmp_path):
+    done = run_pytest(tmp_path, EXAMPLE)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "6 passed" in done.stdout
+
+
+def test_neither_packages_nor_the_environment_of_the_project_get_in_the_way(tmp_path, monkeypatch):
+    monkeypatch.setenv("ESCROWMQ_HTTP__MAX_BODY_BYTES", "10")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    source = (
+        "def test_x(escrowmq):\n    import app, cli, client, storage\n"
+        "    assert {app.NAME, cli.NAME, client.NAME, storage.NAME} == {'theirs'}\n    escrowmq.topic('orders')\n"
+    )
+
+    done = run_pytest(tmp_path, source)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_run_that_asks_for_no_service_imports_nothing_that_starts_one(tmp_path):
+    source = "import sys\n\ndef test_x():\n    assert not {'httpx', 'pytest_escrowmq.service', 'fastapi'} & set(sys.modules)\n"
+
+    done = run_pytest(tmp_path, source)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+SHARING = """
+def test_one(escrowmq):
+    escrowmq.topic("orders")
+    escrowmq.drop("listTopics")
+    escrowmq.kill()
+
+def test_two(escrowmq):
+    assert escrowmq.client.get("/v1/topics/orders").status_code == {status}
+    assert escrowmq.client.get("/v1/topics").status_code == 200
+"""
+
+
+@pytest.mark.parametrize(("ini", "status"), [("", 404), ("escrowmq_scope = module", 200)])
+def test_tests_share_a_service_only_where_they_want_to_and_never_its_faults(tmp_path, ini, status):
+    done = run_pytest(tmp_path, SHARING.replace("{status}", str(status)), ini)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_scope_that_is_none_is_refused_with_those_that_there_are(tmp_path):
+    done = run_pytest(tmp_path, "def test_x(escrowmq): pass", "escrowmq_scope = test")
+
+    assert done.returncode != 0
+    assert "escrowmq_scope is one of function, class, module, package, session, not test" in done.stdout + done.stderr
+
+
+def test_the_settings_of_the_service_can_be_overridden_as_the_page_says(tmp_path):
+    source = f"""import pytest
+
+{SETTINGS}
+
+def test_x(escrowmq):
+    body = {{"producer_group": "shop", "messages": [{{"topic": "orders", "message": {{"json": 1}}}}]}}
+    assert [escrowmq.client.post("/v1/transactions", json=body).status_code for _ in range(2)] == [201, 429]
+"""
+
+    done = run_pytest(tmp_path, source)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_service_that_does_not_start_says_why(tmp_path):
+    source = f"import pytest\n\n{SETTINGS.replace('ESCROWMQ_TXN__MAX_OPEN', 'ESCROWMQ_TXN__MAX')}\ndef test_x(escrowmq): pass\n"
+
+    done = run_pytest(tmp_path, source)
+
+    assert done.returncode != 0
+    assert "EscrowMQ ended with exit status 78" in done.stdout
+    assert "unknown setting ESCROWMQ_TXN__MAX" in done.stdout
+
+
+def test_a_service_that_was_killed_comes_back_at_its_address_with_its_store_and_its_time(escrowmq):
+    topic = escrowmq.topic()
+    url = escrowmq.url
+    ok(escrowmq.client.post(f"/v1/topics/{topic}/messages", json={"payload": "x"}), 201)
+    escrowmq.advance(days=3)
+    before = escrowmq.now
+
+    escrowmq.kill()
+    assert not escrowmq.is_running
+    with pytest.raises(httpx.TransportError):
+        escrowmq.client.get("/livez")
+    escrowmq.restart()
+
+    assert escrowmq.url == url
+    assert escrowmq.now >= before
+    assert [message["payload"] for message in escrowmq.messages(topic)] == ["x"]
