@@ -23,7 +23,8 @@ from storage.errors import StorageFull
 
 T = TypeVar("T")
 
-MIGRATIONS = Path(__file__).resolve().parents[2] / "alembic"
+_INSTALLED = Path(__file__).resolve().parent / "migrations"  # where the wheel has them, see setup.py
+MIGRATIONS = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).resolve().parents[2] / "alembic"
 
 _SQLITE_PRAGMAS = (
     "journal_mode=WAL",
