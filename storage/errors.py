@@ -171,6 +171,10 @@ class CheckNotOpen(RejectedError):
     """No check with this id is open."""
 
 
+class LeaseExpired(RejectedError):
+    """The lease has ended; the message may be with somebody else by now."""
+
+
 class UnknownSchedule(RejectedError):
     """No schedule has this id."""
 

@@ -14,10 +14,14 @@ OFFSET_TOPIC = "rmq_sys_escrowmq_offsets"
 SENT_KEY_TOPIC = "rmq_sys_escrowmq_sent_keys"
 SCHEDULE_MARK_TOPIC = "rmq_sys_escrowmq_schedules"
 CRON_TOPIC = "rmq_sys_escrowmq_cron"
+LEASE_TOPIC = "rmq_sys_escrowmq_leases"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
 
+RETRY_PREFIX = "%RETRY%"
+DEAD_LETTER_PREFIX = "%DLQ%"
+
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,126}")
-_RESERVED_PREFIXES = ("rmq_sys_", "%RETRY%", "%DLQ%", "CID_RMQ_SYS_")
+_RESERVED_PREFIXES = ("rmq_sys_", RETRY_PREFIX, DEAD_LETTER_PREFIX, "CID_RMQ_SYS_")
 _RESERVED_NAMES = frozenset(
     {
         "TBW102",
@@ -58,12 +62,22 @@ def is_reserved_name(name: str) -> bool:
 
 def is_stored_name(name: str) -> bool:
     """May this be a topic's folder? A client's name, or one of the reserved forms around such a name."""
-    for prefix in ("%RETRY%", "%DLQ%"):
+    for prefix in (RETRY_PREFIX, DEAD_LETTER_PREFIX):
         if name.startswith(prefix):
             name = name.removeprefix(prefix)
             break
     # A RocketMQ group name may be as long as 255 characters; its retry topic then makes a version 2 record.
     return len(name) <= 255 and re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*", name) is not None
+
+
+def retry_topic(group: str) -> str:
+    """Where a group's messages go that are to be handed out again."""
+    return RETRY_PREFIX + group
+
+
+def dead_letter_topic(group: str) -> str:
+    """Where a group's messages go that used up their attempts."""
+    return DEAD_LETTER_PREFIX + group
 
 
 def file_name(base_offset: int) -> str:
