@@ -24,7 +24,7 @@ from app.producer_groups.schemas import (
     ReceiveChecksInput,
     RotateSecretInput,
 )
-from app.registry import groups as registry
+from app.registry import producer_groups as registry
 from app.services import Services
 from storage.errors import MessagingError
 from txn.open_checks import LeasedCheck

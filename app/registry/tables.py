@@ -42,6 +42,13 @@ consumer_groups = Table(
     "consumer_groups",
     metadata,
     Column("consumer_group", String(127), primary_key=True),
+    Column("topics", JSON, nullable=False),  # [[topic, kind of filter, expression], ...]
+    Column("start", String(16), nullable=False),
+    Column("lease_ms", BigInteger, nullable=False),
+    Column("max_attempts", Integer, nullable=False),
+    Column("backoff_ms", JSON, nullable=False),
+    Column("dead_letter", Boolean, nullable=False),
+    Column("ordered", Boolean, nullable=False),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("revision", Integer, nullable=False),
 )

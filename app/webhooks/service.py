@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from app.observability import Metrics
 from app.problems import FieldError, Refusal
-from app.registry.groups import ProducerGroups, Webhook
+from app.registry.producer_groups import ProducerGroups, Webhook
 from app.webhooks.allowed import read_allowed
 from app.webhooks.answers import CheckQuestion, read_answer
 from app.webhooks.options import WebhookOptions

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from app.registry.groups import ProducerGroup, Webhook, WebhookSettings
+from app.registry.producer_groups import ProducerGroup, Webhook, WebhookSettings
 from app.transactions.explain import Known, explain
 from storage.message import QueueId
 from txn.checkback_plan import CheckbackPolicy, OnExhausted

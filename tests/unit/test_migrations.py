@@ -9,8 +9,10 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, Table, create_engine, insert, inspect, select
 
+from app.registry.consumer_groups import ConsumerGroup, _from_row
 from app.registry.database import MIGRATIONS, Database, migrate, rows
 from app.registry.tables import consumer_groups, cron_schedules, loop_leases, metadata, producer_groups, topics
+from delivery.groups import GroupRules
 
 REVISIONS = [script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions()][::-1]
 
@@ -39,7 +41,6 @@ ROWS: dict[Table, dict[str, object]] = {
         "created_at_ms": 1_800_000_000_124,
         "revision": 1,
     },
-    consumer_groups: {"consumer_group": "warehouse", "created_at_ms": 1_800_000_000_125, "revision": 1},
     cron_schedules: {
         "schedule_id": "sch_1",
         "cron": "0 6 * * 1-5",
@@ -56,6 +57,18 @@ ROWS: dict[Table, dict[str, object]] = {
         "revision": 2,
     },
     loop_leases: {"loop": "cron", "owner": "a", "token": 1 << 40, "expires_at_ms": 1 << 41},
+    consumer_groups: {
+        "consumer_group": "warehouse",
+        "topics": [["Orders.eu", "tag", "paid || created"]],
+        "start": "latest",
+        "lease_ms": 43_200_000,
+        "max_attempts": 3,
+        "backoff_ms": [0, 1 << 40],
+        "dead_letter": False,
+        "ordered": True,
+        "created_at_ms": 1_800_000_000_125,
+        "revision": 1,
+    },
 }
 
 
@@ -104,6 +117,17 @@ def test_taken_back_they_leave_nothing_and_they_can_be_made_again(engine):
         migrate(connection, "head")
 
         assert differences(connection) == []
+
+
+def test_a_group_that_an_offset_made_before_it_had_rules_reads_no_topics_and_has_the_defaults(engine):
+    with engine.begin() as connection:
+        migrate(connection, "0003")
+        connection.exec_driver_sql("INSERT INTO consumer_groups VALUES ('warehouse', 1800000000125, 1)")
+
+        migrate(connection, "head")
+
+        (row,) = rows(connection, select(consumer_groups))
+    assert _from_row(row) == ConsumerGroup(name="warehouse", rules=GroupRules(), created_at_ms=1_800_000_000_125)
 
 
 @pytest.mark.parametrize("revision", REVISIONS)

@@ -1,0 +1,122 @@
+"""Consumer groups: rows in SQL, all of them in memory too."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, delete, insert, select, update
+
+from app.registry.database import Database, rows
+from app.registry.tables import consumer_groups as table
+from app.registry.topics import check_name
+from delivery.groups import GroupRules
+from storage.clock import Clock
+from storage.errors import UnknownGroup
+
+
+class ConsumerGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A group that exists."""
+
+    name: str
+    rules: GroupRules
+    created_at_ms: int
+    revision: int = 1
+
+
+class ConsumerGroups:
+    """The event loop's."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._groups: dict[str, ConsumerGroup] = {}
+        self._changing = asyncio.Lock()
+
+    async def open(self) -> None:
+        for row in await self._database.run(lambda connection: rows(connection, select(table))):
+            group = _from_row(row)
+            self._groups[group.name] = group
+
+    def all(self) -> list[ConsumerGroup]:
+        """By name."""
+        return [self._groups[name] for name in sorted(self._groups)]
+
+    def check_name(self, name: str) -> None:
+        """Raises ReservedName, InvalidRequest where no group can have this name."""
+        if name not in self._groups:
+            check_name(name, what="group", pointer="/group")
+
+    def find(self, name: str) -> ConsumerGroup | None:
+        """Raises as `check_name`."""
+        self.check_name(name)
+        return self._groups.get(name)
+
+    def get(self, name: str) -> ConsumerGroup:
+        """Raises UnknownGroup, ReservedName, InvalidRequest."""
+        group = self._groups.get(name) or self.find(name)
+        if group is None:
+            raise UnknownGroup(f"group {name} does not exist")
+        return group
+
+    def rules_of(self, name: str) -> GroupRules | None:
+        group = self._groups.get(name)
+        return None if group is None else group.rules
+
+    async def put(self, name: str, rules: GroupRules) -> tuple[ConsumerGroup, bool]:
+        """(the group, was it made now). Raises as `check_name`, StorageFull."""
+        self.check_name(name)
+        async with self._changing:
+            known = self._groups.get(name)
+            if known is None:
+                return await self._insert(name, rules), True
+            if known.rules != rules:
+                known = await self._update(msgspec.structs.replace(known, rules=rules, revision=known.revision + 1))
+            return known, False
+
+    async def create(self, name: str) -> ConsumerGroup:
+        """As it is, where it exists. Raises as `put`."""
+        self.check_name(name)
+        async with self._changing:
+            return self._groups.get(name) or await self._insert(name, GroupRules())
+
+    async def delete(self, name: str) -> None:
+        """Raises UnknownGroup where it does not exist."""
+        async with self._changing:
+            self.get(name)
+
+            def remove(connection: Connection) -> None:
+                connection.execute(delete(table).where(table.c.consumer_group == name))
+
+            await self._database.run(remove)
+            del self._groups[name]
+
+    async def _insert(self, name: str, rules: GroupRules) -> ConsumerGroup:
+        group = ConsumerGroup(name=name, rules=rules, created_at_ms=self._clock.wall_ms())
+        row = _to_row(group)
+        await self._database.run(lambda connection: connection.execute(insert(table).values(**row)))
+        self._groups[name] = group
+        return group
+
+    async def _update(self, group: ConsumerGroup) -> ConsumerGroup:
+        row = _to_row(group)
+        change = update(table).where(table.c.consumer_group == group.name).values(**row)
+        await self._database.run(lambda connection: connection.execute(change))
+        self._groups[group.name] = group
+        return group
+
+
+def _to_row(group: ConsumerGroup) -> dict[str, Any]:
+    rules = msgspec.to_builtins(group.rules)
+    return {
+        "consumer_group": group.name,
+        "topics": rules.pop("subscriptions"),
+        **rules,
+        "created_at_ms": group.created_at_ms,
+        "revision": group.revision,
+    }
+
+
+def _from_row(row: dict[str, Any]) -> ConsumerGroup:
+    name, created_at_ms, revision = row.pop("consumer_group"), row.pop("created_at_ms"), row.pop("revision")
+    rules = msgspec.convert({"subscriptions": row.pop("topics"), **row}, GroupRules)
+    return ConsumerGroup(name=name, rules=rules, created_at_ms=created_at_ms, revision=revision)

@@ -1,0 +1,207 @@
+"""Producer groups: rows in SQL, all of them in memory too."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from pydantic import SecretStr
+from sqlalchemy import Connection, insert, select, update
+
+from app.registry.database import Database, rows
+from app.registry.tables import producer_groups
+from app.registry.topics import check_name
+from app.registry.vault import Vault
+from client.webhooks import new_secret
+from storage.clock import Clock
+from storage.errors import UnknownProducerGroup
+
+
+class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What was said about checks by webhook."""
+
+    check_url: str
+    timeout_ms: int
+    concurrency: int
+
+
+class Webhook(msgspec.Struct, frozen=True, kw_only=True):
+    """How a group is asked by webhook."""
+
+    settings: WebhookSettings
+    signing_secret: SecretStr
+    previous_secret: SecretStr | None = None  # signs too, until then
+    previous_secret_until_ms: int | None = None
+    disabled_at_ms: int | None = None  # the endpoint said that it is gone
+
+    def secrets(self, now_ms: int) -> list[str]:
+        """Those that sign, the newest first."""
+        found = [self.signing_secret]
+        if self.previous_secret is not None and now_ms < (self.previous_secret_until_ms or 0):
+            found.append(self.previous_secret)
+        return [secret.get_secret_value() for secret in found]
+
+
+class ProducerGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Producers that can answer for one another's transactions."""
+
+    producer_group: str
+    created_at_ms: int
+    revision: int = 1
+    webhook: Webhook | None = None  # without one its checks are polled for
+
+    @property
+    def check_mode(self) -> str:
+        return "poll" if self.webhook is None else "webhook"
+
+
+class ProducerGroups:
+    """The event loop's."""
+
+    def __init__(self, database: Database, clock: Clock, vault: Vault) -> None:
+        self._database = database
+        self._clock = clock
+        self._vault = vault
+        self._groups: dict[str, ProducerGroup] = {}
+        self._changing = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Raises CannotOpen where a secret was encrypted with a key that is not there."""
+        for row in await self._database.run(lambda connection: rows(connection, select(producer_groups))):
+            group = self._from_row(row)
+            self._groups[group.producer_group] = group
+
+    def get(self, name: str) -> ProducerGroup:
+        """Raises UnknownProducerGroup, ReservedName, InvalidRequest."""
+        group = self.find(name)
+        if group is None:
+            raise UnknownProducerGroup(f"producer group {name} does not exist")
+        return group
+
+    def find(self, name: str) -> ProducerGroup | None:
+        """Raises ReservedName, InvalidRequest."""
+        self.check_name(name)
+        return self._groups.get(name)
+
+    def webhook_of(self, name: str) -> Webhook | None:
+        """None where the group is not asked by webhook, or not any more."""
+        group = self._groups.get(name)
+        webhook = None if group is None else group.webhook
+        return webhook if webhook is not None and webhook.disabled_at_ms is None else None
+
+    def check_name(self, name: str) -> None:
+        """Raises ReservedName, InvalidRequest where no group can have this name."""
+        if name not in self._groups:
+            check_name(name, what="producer group", pointer="/producer_group")
+
+    async def get_or_create(self, name: str) -> tuple[ProducerGroup, bool]:
+        """(the group, was it made now); a new one is polled. Raises ReservedName, InvalidRequest."""
+        known = self.find(name)
+        if known is not None:
+            return known, False
+        async with self._changing:
+            if name in self._groups:
+                return self._groups[name], False
+            return await self._create(name, None), True
+
+    async def put(self, name: str, settings: WebhookSettings | None) -> tuple[ProducerGroup, bool, bool]:
+        """(the group, was it made now, has it a new secret). `settings`: None for checks by poll. Raises as `find`."""
+        self.check_name(name)
+        async with self._changing:
+            known = self._groups.get(name)
+            old = None if known is None else known.webhook
+            if settings is None:
+                new = None
+            elif old is None:
+                new = Webhook(settings=settings, signing_secret=SecretStr(new_secret()))
+            else:
+                new = msgspec.structs.replace(old, settings=settings, disabled_at_ms=None)
+            has_new_secret = new is not None and old is None
+            if known is None:
+                return await self._create(name, new), True, has_new_secret
+            if new != old:
+                known = await self._change(known, new)
+            return known, False, has_new_secret
+
+    async def rotate_secret(self, name: str, *, overlap_ms: int) -> ProducerGroup | None:
+        """A new secret; the one before it signs too for the time of the overlap. None where it has no webhook. As `get`."""
+        async with self._changing:
+            group = self.get(name)
+            if group.webhook is None:
+                return None
+            changed = msgspec.structs.replace(
+                group.webhook,
+                signing_secret=SecretStr(new_secret()),
+                previous_secret=group.webhook.signing_secret,
+                previous_secret_until_ms=self._clock.wall_ms() + overlap_ms,
+            )
+            return await self._change(group, changed)
+
+    async def disable(self, name: str, settings: WebhookSettings) -> bool:
+        """Ask no more at this endpoint, which is gone. False where another one was named meanwhile."""
+        async with self._changing:
+            webhook = self.webhook_of(name)
+            if webhook is None or webhook.settings != settings:
+                return False
+            changed = msgspec.structs.replace(webhook, disabled_at_ms=self._clock.wall_ms())
+            await self._change(self._groups[name], changed)
+            return True
+
+    async def _create(self, name: str, webhook: Webhook | None) -> ProducerGroup:
+        group = ProducerGroup(producer_group=name, created_at_ms=self._clock.wall_ms(), webhook=webhook)
+        row = self._to_row(group)
+
+        def save(connection: Connection) -> None:
+            connection.execute(insert(producer_groups).values(**row))
+
+        await self._database.run(save)
+        self._groups[name] = group
+        return group
+
+    async def _change(self, group: ProducerGroup, webhook: Webhook | None) -> ProducerGroup:
+        changed = msgspec.structs.replace(group, webhook=webhook, revision=group.revision + 1)
+        row = self._to_row(changed)
+
+        def save(connection: Connection) -> None:
+            name = producer_groups.c.producer_group
+            connection.execute(update(producer_groups).where(name == group.producer_group).values(**row))
+
+        await self._database.run(save)
+        self._groups[group.producer_group] = changed
+        return changed
+
+    def _to_row(self, group: ProducerGroup) -> dict[str, Any]:
+        return dict(_columns(group, self._vault))
+
+    def _from_row(self, row: dict[str, Any]) -> ProducerGroup:
+        webhook = None
+        if row["check_mode"] == "webhook":
+            secret = self._vault.open(row["signing_secret"])
+            assert secret is not None
+            webhook = Webhook(
+                settings=msgspec.convert({name: row[name] for name in WebhookSettings.__struct_fields__}, WebhookSettings),
+                signing_secret=secret,
+                previous_secret=self._vault.open(row["previous_secret"]),
+                previous_secret_until_ms=row["previous_secret_until_ms"],
+                disabled_at_ms=row["disabled_at_ms"],
+            )
+        return ProducerGroup(
+            producer_group=row["producer_group"],
+            created_at_ms=row["created_at_ms"],
+            revision=row["revision"],
+            webhook=webhook,
+        )
+
+
+def _columns(group: ProducerGroup, vault: Vault) -> Iterator[tuple[str, Any]]:
+    yield "producer_group", group.producer_group
+    yield "check_mode", group.check_mode
+    yield "created_at_ms", group.created_at_ms
+    yield "revision", group.revision
+    webhook = group.webhook
+    for name in WebhookSettings.__struct_fields__:
+        yield name, None if webhook is None else getattr(webhook.settings, name)
+    yield "signing_secret", None if webhook is None else vault.seal(webhook.signing_secret)
+    yield "previous_secret", None if webhook is None else vault.seal(webhook.previous_secret)
+    yield "previous_secret_until_ms", None if webhook is None else webhook.previous_secret_until_ms
+    yield "disabled_at_ms", None if webhook is None else webhook.disabled_at_ms
