@@ -1,0 +1,101 @@
+"""The table of leases and the log that it is derived from: what is appended is applied, and counted.
+
+What a snapshot of the table says to reflect of the lease topic is counted message by message: it never claims what the table
+lacks.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from delivery.lease_events import LEASE_QUEUE, AnyLeaseEvent, event_message, read_event
+from delivery.lease_table import LeaseTable, Moment, TableDump
+from storage.clock import Clock
+from storage.message import Durability, Message
+from storage.store import AppliedPrefix, MessageStore, Snapshot, Snapshots, SyncedPosition
+
+SNAPSHOT = "leases"
+_READ_MESSAGES = 512
+_READ_BYTES = 8 << 20
+
+T = TypeVar("T")
+_dump_decoder = msgspec.msgpack.Decoder(TableDump)
+
+
+class LeaseJournal:
+    """The event loop's. Every change of the table that must survive a restart goes through here."""
+
+    def __init__(self, store: MessageStore, clock: Clock) -> None:
+        self.store = store
+        self.clock = clock
+        self.table = LeaseTable()
+        self._applied = AppliedPrefix()
+        self._kept_end = 0
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def now(self) -> Moment:
+        return Moment(self.clock.wall_ms(), self.clock.monotonic_ms())
+
+    async def append(
+        self, messages: Sequence[Message], events: Sequence[AnyLeaseEvent], durability: Durability, *, applies: bool = True
+    ) -> None:
+        """Append messages and events as one unit, and apply the events; not where the table has them already (`applies`).
+
+        On disk on return where `durability` says so. Raises what `MessageStore.append` raises; nothing is applied then.
+        """
+        now_ms = self.clock.wall_ms()
+        notes = [event_message(event, now_ms=now_ms) for event in events]
+        appended = await self.store.append([*messages, *notes], durability=durability)
+        if durability is Durability.SYNCED and not appended[-1].durable and isinstance(self.store, SyncedPosition):
+            # The sync takes longer than the engine's limit, and an acknowledgement is not answered before it is on disk.
+            await self.store.wait_durable(appended[-1])
+        now = self.now()
+        for event, place in zip(events, appended[len(messages) :], strict=True):
+            if applies:
+                self.table.apply(event, now)
+            self._applied.add(place.queue_offset)
+
+    async def uncancelled(self, change: Coroutine[Any, Any, T]) -> T:
+        """A change goes on when the one who asked for it has gone: an append cannot be taken back."""
+        task = asyncio.ensure_future(change)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return await asyncio.shield(task)
+
+    async def drain(self) -> None:
+        """Return once every change that was begun has ended."""
+        while self._running:
+            await asyncio.wait(self._running)
+
+    # ----------------------------------------------------------------------------------------------- snapshots, replay
+
+    async def start(self) -> int:
+        """Give the table back from the last snapshot and the log; the number of events replayed."""
+        await self.store.create_topic(LEASE_QUEUE.topic, queue_count=1)
+        snapshot = await self.store.load_snapshot(SNAPSHOT) if isinstance(self.store, Snapshots) else None
+        begin = (await self.store.offsets(LEASE_QUEUE)).first
+        if snapshot is not None:
+            self.table.load(_dump_decoder.decode(snapshot.data), self.now())
+            begin = max(begin, snapshot.positions[LEASE_QUEUE])
+        at = begin
+        while messages := await self.store.read(LEASE_QUEUE, at, max_messages=_READ_MESSAGES, max_bytes=_READ_BYTES):
+            now = self.now()
+            for message in messages:
+                self.table.apply(read_event(message), now)
+            at += len(messages)
+        self._applied.restart(at)
+        self._kept_end = begin
+        return at - begin
+
+    async def save_snapshot(self) -> bool:
+        """Keep the table, so that a start replays only what came later. False where nothing has changed or none can be kept."""
+        end = self._applied.end
+        if not isinstance(self.store, Snapshots) or end == self._kept_end:
+            return False
+        # In one go, so that the table is of one moment: a million unsettled messages are 20 MB of arrays to copy.
+        data = msgspec.msgpack.encode(self.table.dump(self.now()))
+        await self.store.save_snapshot(SNAPSHOT, Snapshot(data, {LEASE_QUEUE: end}))
+        self._kept_end = end
+        return True

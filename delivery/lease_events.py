@@ -1,0 +1,158 @@
+"""What happens to the messages of a group, as messages of a topic of ours: for the replay at a start, and for audits. Pure.
+
+    topic rmq_sys_escrowmq_leases, queue 0; tag "lease"; body JSON, told apart by "event"
+
+An event names messages by their places in the log. A run is a number of messages one behind another. Times are wall
+milliseconds; lengths of time stand beside them, so that a clock that was turned back never makes a lease longer.
+"""
+
+import msgspec
+
+from storage.formats.names import LEASE_TOPIC
+from storage.message import Message, QueueId
+
+LEASE_QUEUE = QueueId(LEASE_TOPIC, 0)
+_TAG = "lease"
+
+
+class _Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    topic: str
+    queue: int
+
+    @property
+    def queue_id(self) -> QueueId:
+        return QueueId(self.topic, self.queue)
+
+
+class Scan(_Row, frozen=True):
+    """From here to there a queue has been looked at for the first time; what is not leased or passed there is settled."""
+
+    begin: int
+    end: int
+
+
+class LeasedRun(_Row, frozen=True):
+    first: int
+    count: int
+    attempt: int
+
+
+class Run(_Row, frozen=True):
+    """Messages that one lease holds (or held)."""
+
+    first: int
+    count: int
+    lease: int
+
+
+class ReturnedMessage(_Row, frozen=True):
+    """`due_ms`: when it is handed out again; `delay_ms`: how long that is."""
+
+    offset: int
+    lease: int
+    due_ms: int
+    delay_ms: int
+
+
+class ExtendedMessage(_Row, frozen=True):
+    offset: int
+    lease: int
+    until_ms: int
+    lease_ms: int
+
+
+class Position(_Row, frozen=True):
+    offset: int
+
+
+class LeaseEvent(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="event"):
+    """Something that happened in one group."""
+
+    group: str
+
+
+class Leased(LeaseEvent, frozen=True, tag="leased"):
+    """Messages were handed out together. `arrived`: of each topic, how many came from the retry topic for the first time."""
+
+    lease: int
+    until_ms: int
+    lease_ms: int
+    runs: list[LeasedRun]
+    scans: list[Scan] = []
+    passed: list[LeasedRun] = []  # of an ordered group: left for later, since their key is held
+    arrived: dict[str, int] = {}
+    worker: str | None = None
+    attempt_id: str | None = None
+
+
+class Acked(LeaseEvent, frozen=True, tag="acked"):
+    runs: list[Run]
+
+
+class Extended(LeaseEvent, frozen=True, tag="extended"):
+    messages: list[ExtendedMessage]
+
+
+class Expired(LeaseEvent, frozen=True, tag="expired"):
+    """Their leases ended without a word; they are handed out again."""
+
+    runs: list[Run]
+
+
+class Returned(LeaseEvent, frozen=True, tag="returned"):
+    """Refused by their consumer; they wait where they are."""
+
+    messages: list[ReturnedMessage]
+
+
+class Retried(LeaseEvent, frozen=True, tag="retried"):
+    """Refused by their consumer; in the same append they were put off for the retry topic. `waiting`: how many by topic."""
+
+    runs: list[Run]
+    waiting: dict[str, int]
+
+
+class DeadLettered(LeaseEvent, frozen=True, tag="dead_lettered"):
+    """In the same append they were stored in the dead-letter topic."""
+
+    runs: list[Run]
+
+
+class Discarded(LeaseEvent, frozen=True, tag="discarded"):
+    """They used up their attempts, and the group keeps no dead letters; or the log no longer has them."""
+
+    runs: list[Run]
+
+
+class Reset(LeaseEvent, frozen=True, tag="reset"):
+    """The group goes on at these positions; leases there have ended. Retries of `topics` from before `generation` are void.
+
+    `voided`: those of them that had come to the retry topic already.
+    """
+
+    positions: list[Position]
+    generation: int
+    topics: list[str] = []
+    voided: list[Run] = []
+
+
+class Deleted(LeaseEvent, frozen=True, tag="deleted"):
+    """A group that is made under this name again begins anew, behind these ends of its retry and dead-letter topics."""
+
+    generation: int
+    retry_end: int
+    dead_letter_end: int
+
+
+AnyLeaseEvent = Leased | Acked | Extended | Expired | Returned | Retried | DeadLettered | Discarded | Reset | Deleted
+
+_decoder: msgspec.json.Decoder[AnyLeaseEvent] = msgspec.json.Decoder(AnyLeaseEvent)
+_encode = msgspec.json.Encoder().encode
+
+
+def event_message(event: AnyLeaseEvent, *, now_ms: int) -> Message:
+    return Message(queue=LEASE_QUEUE, message_id="", body=_encode(event), born_at_ms=now_ms, tag=_TAG)
+
+
+def read_event(message: Message) -> AnyLeaseEvent:
+    return _decoder.decode(message.body)

@@ -1,0 +1,14 @@
+"""How delivery under leases is set up."""
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeliveryOptions:
+    sweep_interval_ms: int = 50
+    snapshot_interval_ms: int = 10_000
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) < 1:
+                raise ValueError(f"{field.name} must be at least 1, got {getattr(self, field.name)}")

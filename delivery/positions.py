@@ -1,0 +1,187 @@
+"""Where a group stands in its queues, and how it is put elsewhere.
+
+What the group has received from under leases stands in the table of leases; its committed offset is the settled prefix.
+Elsewhere the offset is what was committed to the store.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from delivery import retry_message
+from delivery.groups import GroupRules
+from delivery.journal import LeaseJournal
+from delivery.lease_events import Deleted, Position, Reset, Run
+from delivery.lease_table import GroupLeases, QueueLeases
+from delivery.receive import Receiving
+from delivery.slots import State
+from delivery.waiters import Waiters
+from storage.errors import CorruptRecord, OffsetBeyondEnd, OffsetExpired, UnknownTopic
+from storage.message import Durability, QueueId
+
+
+class Move(NamedTuple):
+    """What a reset does in one queue; `settled`: how many of the messages in between the group was done with."""
+
+    queue: QueueId
+    from_offset: int
+    to_offset: int
+    settled: int
+
+    @property
+    def affected(self) -> int:
+        return abs(self.to_offset - self.from_offset)
+
+
+class QueueLag(NamedTuple):
+    """Numbers of messages, before any filter; `oldest_ready_ms`: when the oldest one that is ready was stored."""
+
+    queue: QueueId
+    offset: int
+    end: int
+    ready: int
+    leased: int
+    waiting: int
+    oldest_ready_ms: int | None
+
+
+class Positions:
+    """The event loop's."""
+
+    def __init__(self, journal: LeaseJournal, receiving: Receiving, waiters: Waiters) -> None:
+        self._journal = journal
+        self._store = journal.store
+        self._receiving = receiving
+        self._waiters = waiters
+
+    async def get(self, group: str, queue: QueueId) -> int | None:
+        """Everything below is settled; None where the group has not said and not received anything."""
+        known = self._find(group, queue)
+        return await self._store.committed_offset(group, queue) if known is None else known.slots.prefix
+
+    async def set(self, group: str, positions: Mapping[QueueId, int]) -> None:
+        """Go on at these offsets; leases in these queues end. Durable on return."""
+        async with self._receiving.taking(group):
+            leased = [Position(*queue, offset) for queue, offset in positions.items() if self._find(group, queue) is not None]
+            for queue, offset in positions.items():
+                if self._find(group, queue) is None:
+                    await self._store.commit_offset(group, queue, offset)
+            if leased:
+                await self._reset(self._journal.table.group(group), leased)
+        self._waiters.wake(group)
+
+    async def plan(self, group: str, positions: Mapping[QueueId, int]) -> list[Move]:
+        """What going on at these offsets would do."""
+        moves = []
+        for queue, offset in positions.items():
+            begin = await self.get(group, queue)
+            if begin is None:
+                begin = (await self._store.offsets(queue)).first
+            known = self._find(group, queue)
+            low, high = min(begin, offset), max(begin, offset)
+            settled = high - low if offset < begin else 0
+            if known is not None and offset > begin:
+                looked_at = min(high, known.slots.cursor)
+                settled = max(0, looked_at - low) - sum(low <= slot.offset < looked_at for slot in known.slots)
+            moves.append(Move(queue, begin, offset, settled))
+        return moves
+
+    async def reset(self, group: str, topic: str, positions: Mapping[QueueId, int]) -> list[Move]:
+        """Go on at these offsets of a topic. Its leases and its waiting retries end. Durable on return."""
+        leases = self._journal.table.group(group)
+        async with self._receiving.taking(group):
+            moves = await self.plan(group, positions)
+            voided = await self._retries_of(leases, topic)
+            await self._reset(leases, [Position(*queue, offset) for queue, offset in positions.items()], [topic], voided)
+        self._waiters.wake(group)
+        return moves
+
+    async def delete(self, group: str) -> None:
+        """Forget where the group stands, its leases and its retries; one that is made under the name again begins anew."""
+        ends = []
+        for queue in (retry_message.retry_queue(group), retry_message.dead_letter_queue(group)):
+            try:
+                ends.append((await self._store.offsets(queue)).end)
+            except UnknownTopic:
+                ends.append(0)
+        async with self._receiving.taking(group):
+            generation = self._journal.table.group(group).generation + 1
+            event = Deleted(group=group, generation=generation, retry_end=ends[0], dead_letter_end=ends[1])
+            await self._journal.append([], [event], Durability.SYNCED)
+        self._waiters.wake_all(group)
+
+    async def lag(self, group: str, rules: GroupRules) -> tuple[list[QueueLag], int]:
+        """(each queue of the group, messages that wait for a retry elsewhere)."""
+        leases = self._journal.table.group(group)
+        queues: list[QueueId] = [retry_message.retry_queue(group)]
+        for topic in dict.fromkeys(one.topic for one in rules.subscriptions):
+            try:
+                queues += await self._store.queues(topic)
+            except UnknownTopic:
+                continue
+        found = [await self._lag_of(group, queue) for queue in queues]
+        retries = found[0]
+        # Those that lie in the retry topic by now are ready; how many these are of each topic is known once they are read.
+        waiting = max(0, sum(leases.waiting.values()) - retries.ready)
+        return found, waiting
+
+    async def _lag_of(self, group: str, queue: QueueId) -> QueueLag:
+        bounds = await self._store.offsets(queue)
+        known = self._find(group, queue)
+        if known is None:
+            position = await self.get(group, queue)
+            begin = max(bounds.first, bounds.first if position is None else position)
+            return QueueLag(queue, begin, bounds.end, bounds.end - begin, 0, 0, await self._stored_ms(queue, begin, bounds.end))
+        slots = known.slots
+        counts = slots.counts
+        begin = max(slots.cursor, bounds.first)
+        oldest = begin
+        if counts[State.OPEN]:
+            oldest = next(slot.offset for slot in slots if slot.state == State.OPEN)
+        return QueueLag(
+            queue,
+            slots.prefix,
+            bounds.end,
+            bounds.end - begin + counts[State.OPEN],
+            counts[State.LEASED] + counts[State.ACKING] + counts[State.MOVING],
+            counts[State.WAITING],
+            await self._stored_ms(queue, max(oldest, bounds.first), bounds.end),
+        )
+
+    async def _stored_ms(self, queue: QueueId, offset: int, end: int) -> int | None:
+        if offset >= end:
+            return None
+        try:
+            (message,) = await self._store.read(queue, offset, max_messages=1, max_bytes=1)
+        except (OffsetExpired, CorruptRecord):
+            return None
+        return message.stored_at_ms
+
+    async def _reset(
+        self, leases: GroupLeases, positions: Sequence[Position], topics: Sequence[str] = (), voided: Sequence[Run] = ()
+    ) -> None:
+        event = Reset(
+            group=leases.group,
+            positions=list(positions),
+            generation=leases.generation + 1,
+            topics=list(topics),
+            voided=list(voided),
+        )
+        await self._journal.append([], [event], Durability.SYNCED)
+
+    async def _retries_of(self, leases: GroupLeases, topic: str) -> list[Run]:
+        """Messages of the topic in the retry topic that the group has begun with."""
+        retries = leases.find(retry_message.retry_queue(leases.group))
+        found = []
+        for slot in [] if retries is None else list(retries.slots):
+            assert retries is not None
+            try:
+                (message,) = await self._store.read(retries.queue, slot.offset, max_messages=1, max_bytes=1)
+            except (OffsetExpired, OffsetBeyondEnd, CorruptRecord):
+                continue
+            if retry_message.origin_of(message).queue.topic == topic:
+                found.append(Run(*retries.queue, slot.offset, 1, slot.lease))
+        return found
+
+    def _find(self, group: str, queue: QueueId) -> QueueLeases | None:
+        leases = self._journal.table.find(group)
+        return None if leases is None else leases.find(queue)

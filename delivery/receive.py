@@ -1,0 +1,394 @@
+"""Receiving: choose queues, read, lend, note it in the log, answer; wait where there is nothing.
+
+A grant is answered once it is in the page cache: it survives a killed process. A power cut may take it with it; then its
+messages are handed out again, for the same attempt and under another lease: no count of attempts goes back, none is lost.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import NamedTuple
+
+import structlog
+
+from delivery import receipt, retry_message
+from delivery.groups import GroupRules, Matches, Start, matcher
+from delivery.journal import LeaseJournal
+from delivery.lease_events import Leased, Position, Reset
+from delivery.lease_table import Attempt, GroupLeases, QueueLeases
+from delivery.settle import Settling
+from delivery.slots import State
+from delivery.taking import Taken, Taking
+from delivery.waiters import Waiters
+from storage.errors import CorruptRecord, OffsetExpired, UnknownTopic
+from storage.identifiers import Random
+from storage.message import Durability, QueueId, StoredMessage
+
+_SCAN_MESSAGES = 800  # looked at in one read where a filter passes over most, as RocketMQ's maxFilterMessageSize allows
+_SCAN_READS = 10  # of these in one turn, so that others get theirs
+_MOST_PASSED = 10_000  # of one queue of an ordered group: behind so many that wait for their keys nothing is looked at
+_READ_BYTES = 8 << 20
+_LEARN_MESSAGES = 512
+_MOST_ATTEMPTS_KEPT = 100_000
+
+log = structlog.get_logger()
+
+
+class Request(NamedTuple):
+    """`attempt_id`: the same one again is the same receive, as long as its leases last."""
+
+    max_messages: int
+    max_bytes: int
+    lease_ms: int
+    wait_ms: int = 0
+    worker: str | None = None
+    attempt_id: str | None = None
+
+
+class HandedOut(NamedTuple):
+    """A message, lent until `expires_at_ms` (wall)."""
+
+    message: StoredMessage
+    attempt: int
+    handle: str
+    expires_at_ms: int
+
+
+class Receiving:
+    """The event loop's."""
+
+    def __init__(self, journal: LeaseJournal, settling: Settling, waiters: Waiters, randomness: Random) -> None:
+        self._journal = journal
+        self._store = journal.store
+        self._clock = journal.clock
+        self._settling = settling
+        self._waiters = waiters
+        self._randomness = randomness
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._granting: dict[tuple[str, str], asyncio.Future[None]] = {}
+
+    def taking(self, group: str) -> asyncio.Lock:
+        """Held while messages of the group are chosen: who moves its positions holds it too."""
+        return self._locks.setdefault(group, asyncio.Lock())
+
+    async def receive(self, group: str, rules: GroupRules, request: Request) -> list[HandedOut]:
+        """What there is now, if anything. Raises what `append` and `read` raise."""
+        leases = self._journal.table.group(group)
+        await self._settling.end_due(leases, rules)
+        while (attempt_id := request.attempt_id) is not None:
+            again = await self._again(leases, attempt_id)
+            if again:
+                return again
+            granting = self._granting.get((group, attempt_id))
+            if granting is None:
+                break
+            await granting
+        return await self._grant(group, rules, request)
+
+    async def wait(self, group: str, rules: GroupRules, request: Request, *, timeout_ms: float) -> None:
+        """Return when it may be worth receiving again, or the time is up. It may be cancelled."""
+        leases = self._journal.table.group(group)
+        queues = [(queue.queue, queue.slots.cursor) for queue in await self._queues(leases, rules)]
+        await self._waiters.wait(group, queues, timeout_ms=timeout_ms, attempt_id=request.attempt_id)
+
+    async def begin(self, group: str, rules: GroupRules) -> None:
+        """Let a group that starts at the end begin there: in those of its queues in which it has no position yet."""
+        if rules.start is not Start.LATEST:
+            return
+        leases = self._journal.table.group(group)
+        positions = []
+        for topic in dict.fromkeys(one.topic for one in rules.subscriptions):
+            for queue in await self._store.queues(topic):
+                if leases.find(queue) is None and await self._store.committed_offset(group, queue) is None:
+                    end = (await self._store.offsets(queue)).end
+                    positions.append(Position(*queue, end))
+        if positions:
+            event = Reset(group=group, positions=positions, generation=leases.generation)
+            await self._journal.append([], [event], Durability.SYNCED)
+
+    # ---------------------------------------------------------------------------------------------------------- granting
+
+    async def _grant(self, group: str, rules: GroupRules, request: Request) -> list[HandedOut]:
+        async with self.taking(group):
+            now = self._journal.now()
+            taking = Taking(
+                self._journal.table.group(group),
+                lease=self._randomness.getrandbits(63) or 1,
+                deadline_ms=now.monotonic_ms + request.lease_ms,
+                max_messages=request.max_messages,
+                max_bytes=request.max_bytes,
+            )
+            try:
+                await self._take(taking, rules)
+            except BaseException:
+                taking.take_back()
+                raise
+        if not taking.taken:
+            return []
+        until_ms = now.wall_ms + request.lease_ms
+        scans, passed = taking.scans()
+        event = Leased(
+            group=group,
+            lease=taking.lease,
+            until_ms=until_ms,
+            lease_ms=request.lease_ms,
+            runs=taking.runs(),
+            scans=scans,
+            passed=passed,
+            arrived=taking.arrived,
+            worker=request.worker,
+            attempt_id=request.attempt_id,
+        )
+        if request.attempt_id is None:
+            await self._note_grant(event, taking)
+        else:
+            await self._note_repeatable(event, taking, request.attempt_id)
+        if taking.is_full:
+            self._waiters.wake(group)  # there may be more
+        return self._handed_out(taking.taken, taking.lease, until_ms)
+
+    async def _note_grant(self, event: Leased, taking: Taking) -> None:
+        try:
+            await self._journal.append([], [event], Durability.BUFFERED, applies=False)
+        except BaseException:
+            taking.take_back()
+            self._waiters.wake(event.group)
+            raise
+
+    async def _note_repeatable(self, event: Leased, taking: Taking, attempt_id: str) -> None:
+        """Whoever asks for the same meanwhile waits until this one is in the log."""
+        leases = taking.leases
+        granting = self._granting[leases.group, attempt_id] = asyncio.get_running_loop().create_future()
+        try:
+            await self._note_grant(event, taking)
+            places = [(one.queue.index, one.offset) for one in taking.taken]
+            leases.note_attempt(attempt_id, Attempt(taking.lease, event.until_ms, taking.deadline_ms, places))
+            self._forget_attempts(leases)
+        finally:
+            del self._granting[leases.group, attempt_id]
+            granting.set_result(None)
+            self._waiters.wake_twins(leases.group, attempt_id)
+
+    def _handed_out(self, taken: list[Taken], lease: int, until_ms: int) -> list[HandedOut]:
+        handles = receipt.encode([(one.queue.hash, one.offset) for one in taken], lease)
+        return [
+            HandedOut(
+                retry_message.as_delivered(one.message) if one.queue.is_retry else one.message,
+                one.attempt,
+                handle,
+                until_ms,
+            )
+            for one, handle in zip(taken, handles, strict=True)
+        ]
+
+    async def _again(self, leases: GroupLeases, attempt_id: str) -> list[HandedOut]:
+        """What an earlier receive of this name was given and still holds, under the same leases."""
+        attempt = leases.attempts.get(attempt_id)
+        if attempt is None:
+            return []
+        now = self._journal.now()
+        found = []
+        for queue, offset in _held(leases, attempt, now.monotonic_ms):
+            slot = queue.slots.get(offset)
+            message = await self._read_one(queue.queue, offset)
+            if message is not None:
+                until_ms = attempt.until_ms
+                if slot.deadline_ms != attempt.deadline_ms:
+                    until_ms = now.wall_ms + slot.deadline_ms - now.monotonic_ms
+                found += self._handed_out([Taken(queue, offset, slot.attempt, message)], attempt.lease, until_ms)
+        if not found:
+            leases.attempts.pop(attempt_id, None)
+        return found
+
+    def _forget_attempts(self, leases: GroupLeases) -> None:
+        """The oldest ones, as long as they hold nothing any more."""
+        now_ms = self._clock.monotonic_ms()
+        while leases.attempts:
+            oldest = next(iter(leases.attempts))
+            is_alive = any(True for _ in _held(leases, leases.attempts[oldest], now_ms))
+            if is_alive and len(leases.attempts) <= _MOST_ATTEMPTS_KEPT:
+                return
+            del leases.attempts[oldest]
+
+    # ------------------------------------------------------------------------------------------------------------ taking
+
+    async def _take(self, taking: Taking, rules: GroupRules) -> None:
+        leases = taking.leases
+        queues = await self._queues(leases, rules)
+        leases.turn += 1
+        at = leases.turn % len(queues)
+        queues = queues[at:] + queues[:at]
+        for queue in queues:
+            await self._learn(queue, rules)
+            if queue.has_open and not taking.is_full:
+                await self._take_open(taking, queue, rules)
+        for queue in queues:
+            if taking.is_full:
+                return
+            await self._take_new(taking, queue, rules)
+
+    async def _queues(self, leases: GroupLeases, rules: GroupRules) -> list[QueueLeases]:
+        """Those that the group reads, its retry queue the first."""
+        retries = retry_message.retry_queue(leases.group)
+        found = [leases.find(retries) or leases.open(retries, leases.retry_start)]
+        for topic in dict.fromkeys([one.topic for one in rules.subscriptions]):
+            try:
+                queues = await self._store.queues(topic)
+            except UnknownTopic:
+                continue  # it was deleted: the group reads what is left
+            found += [leases.find(one) or leases.open(one, await self._position(leases.group, one)) for one in queues]
+        return found
+
+    async def _position(self, group: str, queue: QueueId) -> int:
+        """Where a group begins in a queue that it has never received from: one that starts at the end has its position."""
+        committed = await self._store.committed_offset(group, queue)
+        return (await self._store.offsets(queue)).first if committed is None else committed
+
+    async def _learn(self, queue: QueueLeases, rules: GroupRules) -> None:
+        if queue.is_learned and (queue.order is not None) == rules.ordered:
+            return
+        if not rules.ordered:
+            queue.learn(None)
+            return
+        keys = []
+        offsets = [slot.offset for slot in queue.slots]
+        for offset, message in [pair async for pair in self._read_each(queue.queue, offsets)]:
+            if message is None:
+                queue.slots.settle(offset, 1)
+            else:
+                keys.append((offset, message.ordering_key or ""))
+        queue.learn(keys)
+
+    async def _take_open(self, taking: Taking, queue: QueueLeases, rules: GroupRules) -> None:
+        exhausted: list[Taken] = []
+        offsets = queue.take_open(taking.left)
+        left = dict.fromkeys(offsets)
+        try:
+            async for offset, message in self._read_each(queue.queue, offsets):
+                slot = queue.slots.get(offset)
+                if message is None or (not slot.attempt and not self._is_wanted(taking.leases, queue, rules, message)):
+                    queue.settle_taken(offset)
+                elif slot.attempt >= rules.max_attempts:
+                    exhausted.append(Taken(queue, offset, slot.attempt, message))
+                    queue.slots.set_state(offset, State.MOVING)
+                elif not taking.fits(message):
+                    continue
+                else:
+                    attempt = slot.attempt or self._first_attempt(taking, queue, message) - 1
+                    taking.lend(queue, offset, attempt + 1, message)
+                    taking.keys.add((queue.index, message.ordering_key or ""))
+                del left[offset]
+        finally:
+            for offset in left:
+                queue.put_back(offset)
+        if exhausted:
+            await self._settling.give_up(taking.leases, rules, exhausted)
+
+    async def _take_new(self, taking: Taking, queue: QueueLeases, rules: GroupRules) -> None:
+        slots, matches = queue.slots, matcher(rules.subscriptions, queue.queue.topic)
+        is_plain = matches is None and not rules.ordered and not queue.is_retry
+        for _ in range(_SCAN_READS):
+            bounds = await self._store.offsets(queue.queue)
+            if slots.cursor < bounds.first:
+                queue.settle(slots.prefix, slots.cursor - slots.prefix)  # what the log has dropped
+                slots.advance_to(bounds.first)
+            if slots.cursor >= bounds.end or (slots.counts[State.OPEN] >= _MOST_PASSED and rules.ordered):
+                return
+            count = taking.left if is_plain else min(max(taking.left, _SCAN_MESSAGES), _SCAN_MESSAGES)
+            max_bytes = taking.left_bytes if is_plain else _READ_BYTES
+            messages = await self._read(queue.queue, slots.cursor, count, max_bytes)
+            if is_plain and messages:
+                if not taking.fits(messages[0]):
+                    return
+                taking.lend_run(queue, slots.cursor, messages)
+                slots.advance_to(slots.cursor + len(messages))
+            elif messages:
+                self._take_chosen(taking, queue, rules, messages, matches)
+            else:
+                slots.advance_to(slots.cursor + 1)  # damaged: it can never be handed out
+            if taking.is_full:
+                return
+
+    def _take_chosen(
+        self,
+        taking: Taking,
+        queue: QueueLeases,
+        rules: GroupRules,
+        messages: list[StoredMessage],
+        matches: Matches | None,
+    ) -> None:
+        """One by one: some are not for the group, some must wait for their key."""
+        is_retry = queue.is_retry
+        at = queue.slots.cursor
+        for message in messages:
+            is_wanted = self._is_current(taking.leases, message) if is_retry else matches is None or matches(message)
+            if is_wanted:
+                if not taking.fits(message):
+                    break
+                key = message.ordering_key or ""
+                if queue.order is not None and queue.order.is_blocked(key) and (queue.index, key) not in taking.keys:
+                    queue.slots.put(at, 1, State.OPEN, attempt=0)
+                    queue.order.note(at, key, is_held=False)
+                else:
+                    taking.lend(queue, at, self._first_attempt(taking, queue, message), message)
+                    if queue.order is not None:
+                        queue.order.note(at, key, is_held=True)
+                        taking.keys.add((queue.index, key))
+            at += 1
+        queue.slots.advance_to(at)
+
+    def _first_attempt(self, taking: Taking, queue: QueueLeases, message: StoredMessage) -> int:
+        """Of a message that is handed out from here for the first time."""
+        if not queue.is_retry:
+            return 1
+        topic = retry_message.origin_of(message).queue.topic
+        taking.arrived[topic] = taking.arrived.get(topic, 0) + 1
+        taking.leases.note_arrived({topic: 1})
+        return retry_message.attempts_of(message) + 1
+
+    def _is_wanted(self, leases: GroupLeases, queue: QueueLeases, rules: GroupRules, message: StoredMessage) -> bool:
+        if queue.is_retry:
+            return self._is_current(leases, message)
+        matches = matcher(rules.subscriptions, queue.queue.topic)
+        return matches is None or matches(message)
+
+    @staticmethod
+    def _is_current(leases: GroupLeases, message: StoredMessage) -> bool:
+        """Is this retry not ended by a reset?"""
+        topic = retry_message.origin_of(message).queue.topic
+        return not leases.is_void(topic, retry_message.generation_of(message))
+
+    # ----------------------------------------------------------------------------------------------------------- reading
+
+    async def _read(self, queue: QueueId, offset: int, count: int, max_bytes: int) -> list[StoredMessage]:
+        """Empty where the first one is damaged, which is told in the log and passed over."""
+        try:
+            return await self._store.read(queue, offset, max_messages=count, max_bytes=max(1, max_bytes))
+        except CorruptRecord as damage:
+            log.error("message_damaged", queue=str(queue), queue_offset=offset, reason=str(damage))
+            return []
+        except OffsetExpired:
+            return []
+
+    async def _read_one(self, queue: QueueId, offset: int) -> StoredMessage | None:
+        found = await self._read(queue, offset, 1, 1)
+        return found[0] if found else None
+
+    async def _read_each(self, queue: QueueId, offsets: list[int]) -> AsyncIterator[tuple[int, StoredMessage | None]]:
+        """Each message with its offset, neighbours read together; None for one that is damaged or no longer there."""
+        at = 0
+        while at < len(offsets):
+            first = offsets[at]
+            count = 1
+            while at + count < len(offsets) and count < _LEARN_MESSAGES and offsets[at + count] == first + count:
+                count += 1
+            messages = await self._read(queue, first, count, _READ_BYTES)
+            for message in messages or (None,):
+                yield offsets[at], message
+                at += 1
+
+
+def _held(leases: GroupLeases, attempt: Attempt, now_ms: int) -> Iterator[tuple[QueueLeases, int]]:
+    for index, offset in attempt.places:
+        queue = leases.queues[index]
+        if queue.slots.is_leased(offset, attempt.lease, now_ms):
+            yield queue, offset

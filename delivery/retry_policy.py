@@ -1,0 +1,24 @@
+"""What becomes of a message that was handed out and not acknowledged. Pure."""
+
+from enum import Enum
+
+from delivery.groups import GroupRules
+
+
+class Fate(Enum):
+    AGAIN = "again"  # it is handed out once more, after a wait
+    DEAD_LETTER = "dead_letter"
+    DISCARD = "discard"  # the group keeps no dead letters
+
+
+def fate(rules: GroupRules, attempt: int) -> Fate:
+    """After this hand-out, counted from 1."""
+    if attempt < rules.max_attempts:
+        return Fate.AGAIN
+    return Fate.DEAD_LETTER if rules.dead_letter else Fate.DISCARD
+
+
+def backoff_ms(rules: GroupRules, attempt: int) -> int:
+    """How long the next hand-out waits after this one was refused."""
+    waits = rules.backoff_ms
+    return waits[min(attempt, len(waits)) - 1] if waits else 0

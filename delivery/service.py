@@ -1,0 +1,144 @@
+"""Delivery under leases, over a `MessageStore`, as one object.
+
+groups.py        a group's rules                      receive.py    choose, read, lend
+lease_table.py   who has what until when              settle.py     acknowledge, refuse, extend, give up
+lease_events.py  what happened, in the log            positions.py  committed offsets, reset, lag
+journal.py       the two, and snapshots               waiters.py    who waits for messages
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from delivery.groups import GroupRules
+from delivery.journal import LeaseJournal
+from delivery.positions import Move, Positions, QueueLag
+from delivery.receive import HandedOut, Receiving, Request
+from delivery.settle import Refused, Settling
+from delivery.slots import State
+from delivery.waiters import Waiters
+from storage.clock import Clock
+from storage.errors import MessagingError, StorageFull, UnavailableError
+from storage.formats import names
+from storage.identifiers import Random
+from storage.message import QueueId
+from storage.store import MessageStore
+
+
+class Delivery:
+    """The event loop's. `start` before anything else."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        clock: Clock,
+        randomness: Random,
+        *,
+        new_schedule_id: Callable[[], str],
+        rules_of: Callable[[str], GroupRules | None],
+    ) -> None:
+        """`rules_of`: of a group that exists; None where it does not."""
+        self._store = store
+        self._rules_of = rules_of
+        self._journal = LeaseJournal(store, clock)
+        self._waiters = Waiters(store)
+        self._settling = Settling(self._journal, self._waiters, new_schedule_id)
+        self._receiving = Receiving(self._journal, self._settling, self._waiters, randomness)
+        self._positions = Positions(self._journal, self._receiving, self._waiters)
+        self.table = self._journal.table
+
+    # ------------------------------------------------------------------------------------------------------ life cycle
+
+    async def start(self) -> int:
+        """Give the table back from the last snapshot and the log; the number of events replayed."""
+        return await self._journal.start()
+
+    def stop(self) -> None:
+        """Nobody waits any longer."""
+        self._waiters.stop()
+
+    async def drain(self) -> None:
+        """Return once every change that was begun has ended."""
+        await self._waiters.aclose()
+        await self._journal.drain()
+
+    async def save_snapshot(self) -> bool:
+        """Keep the table, so that a start replays only what came later. False where nothing has changed or none can be kept."""
+        return await self._journal.save_snapshot()
+
+    async def run_once(self) -> int:
+        """End the leases whose time is up, in all groups; how many."""
+        ended = 0
+        for leases in list(self.table):
+            rules = self._rules_of(leases.group)
+            if rules is not None:
+                # Where the store takes nothing for now, what ends a last attempt is tried again a moment later.
+                with suppress(UnavailableError, StorageFull):
+                    ended += await self._settling.end_due(leases, rules)
+        return ended
+
+    # ---------------------------------------------------------------------------------------------------------- groups
+
+    async def open_group(self, group: str) -> None:
+        """Make its retry and dead-letter topics known to the store; at each start, and when it is made."""
+        for topic in (names.retry_topic(group), names.dead_letter_topic(group)):
+            await self._store.create_topic(topic, queue_count=1)
+
+    async def begin(self, group: str, rules: GroupRules) -> None:
+        """The group reads what its rules say; where it has no position yet, it begins where they say. Durable on return."""
+        await self.open_group(group)
+        await self._receiving.begin(group, rules)
+
+    async def delete(self, group: str) -> None:
+        """Its leases and retries end, its positions are forgotten. Durable on return."""
+        await self._positions.delete(group)
+
+    # --------------------------------------------------------------------------------------------------------- consume
+
+    async def receive(self, group: str, rules: GroupRules, request: Request) -> list[HandedOut]:
+        """What there is now. Raises what `append` and `read` of the store raise."""
+        return await self._receiving.receive(group, rules, request)
+
+    async def wait(self, group: str, rules: GroupRules, request: Request, *, timeout_ms: float) -> None:
+        """Return when it may be worth receiving again, or the time is up. It may be cancelled."""
+        await self._receiving.wait(group, rules, request, timeout_ms=timeout_ms)
+
+    async def ack(self, group: str, handles: Sequence[str]) -> list[bool]:
+        """Which of the messages are done with: all but those whose lease has ended. Durable on return."""
+        return await self._settling.ack(group, handles)
+
+    async def nack(self, group: str, rules: GroupRules, refused: Sequence[Refused]) -> list[MessagingError | None]:
+        """Hand the messages out again, after a wait; why an entry was refused. Durable on return."""
+        return await self._settling.nack(group, rules, refused)
+
+    async def dead_letter(self, group: str, rules: GroupRules, refused: Sequence[Refused]) -> list[MessagingError | None]:
+        """Give the messages up; why an entry was refused. Durable on return."""
+        return await self._settling.dead_letter(group, rules, refused)
+
+    async def extend(self, group: str, wanted: Sequence[tuple[str, int]]) -> list[int | None]:
+        """`wanted`: (handle, for how long from now). Until when each is lent (wall); None where its lease has ended."""
+        return await self._settling.extend(group, wanted)
+
+    # ------------------------------------------------------------------------------------------------------- positions
+
+    async def position(self, group: str, queue: QueueId) -> int | None:
+        """The committed offset: everything below is settled. None where there is none."""
+        return await self._positions.get(group, queue)
+
+    async def set_positions(self, group: str, positions: Mapping[QueueId, int]) -> None:
+        """Go on at these offsets; leases in these queues end. Durable on return."""
+        await self._positions.set(group, positions)
+
+    async def plan_reset(self, group: str, positions: Mapping[QueueId, int]) -> list[Move]:
+        return await self._positions.plan(group, positions)
+
+    async def reset(self, group: str, topic: str, positions: Mapping[QueueId, int]) -> list[Move]:
+        """Go on at these offsets of a topic; its leases and waiting retries end. Durable on return."""
+        return await self._positions.reset(group, topic, positions)
+
+    async def lag(self, group: str, rules: GroupRules) -> tuple[list[QueueLag], int]:
+        """(each queue of the group, its retry queue the first; messages that wait for a retry elsewhere)."""
+        return await self._positions.lag(group, rules)
+
+    def count(self, state: State) -> int:
+        """Messages in this state, of all groups."""
+        return sum(leases.count(state) for leases in self.table)

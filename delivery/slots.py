@@ -1,0 +1,230 @@
+"""What became of each message of one queue for one group: compact, so that a million unsettled ones fit. Pure.
+
+A queue's offsets fall into three parts: all below `prefix` are settled, those from `cursor` on have not been looked at, and in
+between each has a slot: 19 bytes in arrays, 512 of them a chunk. A chunk that holds nothing unsettled any more is dropped, so
+one message that is stuck does not keep the memory of all that were settled behind it.
+"""
+
+from array import array
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+import msgspec
+
+_BITS = 9
+CHUNK = 1 << _BITS
+_MASK = CHUNK - 1
+
+
+class State(IntEnum):
+    SETTLED = 0  # or passed over by the group's filter
+    OPEN = 1  # to be handed out again, or, in an ordered group, once its key is free
+    LEASED = 2
+    ACKING = 3  # its acknowledgement is being appended
+    MOVING = 4  # it is being moved to a retry or dead-letter topic
+    WAITING = 5  # in an ordered group: for its retry
+
+
+class Slot(NamedTuple):
+    """One unsettled message. `deadline_ms`: on the monotonic clock, of the lease or of the wait."""
+
+    offset: int
+    state: int
+    attempt: int
+    lease: int
+    deadline_ms: int
+
+
+class _Chunk:
+    __slots__ = ("attempts", "deadlines", "leases", "states", "unsettled")
+
+    def __init__(self) -> None:
+        self.states = bytearray(CHUNK)
+        self.attempts = array("H", bytes(2 * CHUNK))
+        self.leases = array("Q", bytes(8 * CHUNK))
+        self.deadlines = array("q", bytes(8 * CHUNK))
+        self.unsettled = 0
+
+
+class QueueSlots:
+    """The owner's. Who calls keeps to what is possible: settled is final, until `restart`."""
+
+    def __init__(self, position: int) -> None:
+        self._chunks: dict[int, _Chunk] = {}
+        self.prefix = self.cursor = position
+        self.counts = [0] * len(State)
+
+    def restart(self, position: int) -> None:
+        """Everything below is settled, nothing from there on has been looked at."""
+        self._chunks.clear()
+        self.prefix = self.cursor = position
+        self.counts = [0] * len(State)
+
+    def advance_to(self, end: int) -> None:
+        """Everything below `end` has been looked at; what has no slot is settled."""
+        before, self.cursor = self.cursor >> _BITS, end
+        if end >> _BITS != before:
+            chunk = self._chunks.get(before)
+            if chunk is not None and not chunk.unsettled:
+                del self._chunks[before]
+        self._move_prefix()
+
+    # --------------------------------------------------------------------------------------------------------- reading
+
+    def get(self, offset: int) -> Slot:
+        chunk = self._chunks.get(offset >> _BITS)
+        if chunk is None:
+            return Slot(offset, State.SETTLED, 0, 0, 0)
+        at = offset & _MASK
+        return Slot(offset, chunk.states[at], chunk.attempts[at], chunk.leases[at], chunk.deadlines[at])
+
+    def state(self, offset: int) -> int:
+        chunk = self._chunks.get(offset >> _BITS)
+        return State.SETTLED if chunk is None else chunk.states[offset & _MASK]
+
+    def is_leased(self, offset: int, lease: int, now_ms: int) -> bool:
+        """Does this lease hold the message now?"""
+        chunk = self._chunks.get(offset >> _BITS)
+        at = offset & _MASK
+        return (
+            chunk is not None
+            and chunk.leases[at] == lease
+            and chunk.states[at] == State.LEASED
+            and chunk.deadlines[at] > now_ms
+        )
+
+    def __iter__(self) -> Iterator[Slot]:
+        """The unsettled messages, by offset."""
+        for number in sorted(self._chunks):
+            chunk = self._chunks[number]
+            if chunk.unsettled:
+                base = number << _BITS
+                for at, state in enumerate(chunk.states):
+                    if state:
+                        yield Slot(base + at, state, chunk.attempts[at], chunk.leases[at], chunk.deadlines[at])
+
+    def unsettled_runs(self, first: int, count: int) -> Iterator[tuple[int, int]]:
+        """(first, count) of the unsettled ones among these messages, neighbours together."""
+        begin = at = first
+        while at < first + count:
+            if self.state(at) == State.SETTLED:
+                if begin < at:
+                    yield begin, at - begin
+                begin = at + 1
+            at += 1
+        if begin < at:
+            yield begin, at - begin
+
+    @property
+    def unsettled(self) -> int:
+        return sum(self.counts) - self.counts[State.SETTLED]
+
+    # --------------------------------------------------------------------------------------------------------- changes
+
+    def put(self, first: int, count: int, state: State, *, attempt: int, lease: int = 0, deadline_ms: int = 0) -> None:
+        """These messages, one behind another, are unsettled, and in this state."""
+        counts = self.counts
+        while count:
+            number, at = first >> _BITS, first & _MASK
+            chunk = self._chunks.get(number)
+            if chunk is None:
+                chunk = self._chunks[number] = _Chunk()
+            size = min(count, CHUNK - at)
+            end = at + size
+            for old in chunk.states[at:end]:
+                counts[old] -= 1
+                chunk.unsettled += not old
+            counts[state] += size
+            chunk.states[at:end] = bytes((state,)) * size
+            chunk.attempts[at:end] = array("H", (attempt,)) * size
+            chunk.leases[at:end] = array("Q", (lease,)) * size
+            chunk.deadlines[at:end] = array("q", (deadline_ms,)) * size
+            first += size
+            count -= size
+        self.counts[State.SETTLED] = 0
+
+    def set_state(self, offset: int, state: State) -> None:
+        """Of an unsettled message; not to SETTLED."""
+        chunk = self._chunks[offset >> _BITS]
+        at = offset & _MASK
+        self.counts[chunk.states[at]] -= 1
+        self.counts[state] += 1
+        chunk.states[at] = state
+
+    def set_deadline(self, offset: int, deadline_ms: int) -> None:
+        """Of an unsettled message."""
+        self._chunks[offset >> _BITS].deadlines[offset & _MASK] = deadline_ms
+
+    def settle(self, first: int, count: int) -> None:
+        """These messages are done with. Those that are already stay so."""
+        counts = self.counts
+        begin = first
+        while count:
+            number, at = first >> _BITS, first & _MASK
+            size = min(count, CHUNK - at)
+            chunk = self._chunks.get(number)
+            if chunk is not None:
+                end = at + size
+                for old in chunk.states[at:end]:
+                    if old:
+                        counts[old] -= 1
+                        chunk.unsettled -= 1
+                chunk.states[at:end] = bytes(size)
+                if not chunk.unsettled and number != self.cursor >> _BITS:
+                    del self._chunks[number]
+            first += size
+            count -= size
+        if begin <= self.prefix:
+            self._move_prefix()
+
+    def _move_prefix(self) -> None:
+        at = self.prefix
+        while at < self.cursor:
+            chunk = self._chunks.get(at >> _BITS)
+            if chunk is not None and chunk.unsettled:
+                piece = chunk.states[at & _MASK :]
+                left = piece.lstrip(b"\0")
+                if left:
+                    at += len(piece) - len(left)
+                    break
+            at = (at | _MASK) + 1
+        self.prefix = min(at, self.cursor)
+
+    # ------------------------------------------------------------------------------------------------------- snapshots
+
+    def dump(self) -> "SlotsDump":
+        chunks = [
+            (number, bytes(chunk.states), chunk.attempts.tobytes(), chunk.leases.tobytes(), chunk.deadlines.tobytes())
+            for number, chunk in self._chunks.items()
+            if chunk.unsettled
+        ]
+        return SlotsDump(self.prefix, self.cursor, chunks)
+
+    @classmethod
+    def load(cls, dump: "SlotsDump", *, later_ms: int) -> "QueueSlots":
+        """`later_ms`: how much the monotonic clock of now shows more, for the same moments."""
+        slots = cls(dump.prefix)
+        slots.cursor = dump.cursor
+        for number, states, attempts, leases, deadlines in dump.chunks:
+            chunk = slots._chunks[number] = _Chunk()
+            chunk.states[:] = states
+            chunk.attempts = array("H", attempts)
+            chunk.leases = array("Q", leases)
+            chunk.deadlines = array("q", [deadline + later_ms for deadline in array("q", deadlines)])
+            for at, state in enumerate(states):
+                if state in (State.ACKING, State.MOVING):
+                    # What was being appended is in the log or is not; the replay tells.
+                    chunk.states[at] = state = State.LEASED
+                if state:
+                    slots.counts[state] += 1
+                    chunk.unsettled += 1
+        return slots
+
+
+class SlotsDump(msgspec.Struct, frozen=True, array_like=True):
+    """The slots of a queue as bytes of this machine's order; `chunks`: number, states, attempts, leases, deadlines."""
+
+    prefix: int
+    cursor: int
+    chunks: list[tuple[int, bytes, bytes, bytes, bytes]]

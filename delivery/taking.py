@@ -1,0 +1,107 @@
+"""What one receive takes: messages that are open again first, then what the queues hold that nobody has looked at yet.
+
+The pure part of the way out: it is given messages that were read, marks them in the table as lent, and can take it all back.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from delivery.lease_events import LeasedRun, Scan
+from delivery.lease_table import GroupLeases, QueueLeases
+from delivery.slots import State
+from storage.message import StoredMessage
+
+
+class Taken(NamedTuple):
+    """A message that is lent to whoever receives it."""
+
+    queue: QueueLeases
+    offset: int
+    attempt: int
+    message: StoredMessage
+
+
+class Taking:
+    """`lease`: the number under which everything is lent; `deadline_ms`: until then, on the monotonic clock."""
+
+    def __init__(self, leases: GroupLeases, *, lease: int, deadline_ms: int, max_messages: int, max_bytes: int) -> None:
+        self.leases = leases
+        self.lease = lease
+        self.deadline_ms = deadline_ms
+        self.left = max_messages
+        self.left_bytes = max_bytes
+        self.taken: list[Taken] = []
+        self.arrived: dict[str, int] = {}
+        self.keys: set[tuple[int, str]] = set()  # of an ordered group: those that this one holds, by queue
+
+    @property
+    def is_full(self) -> bool:
+        return self.left <= 0 or self.left_bytes <= 0
+
+    def fits(self, message: StoredMessage) -> bool:
+        """Is there room for it? One message always has room."""
+        if self.left <= 0:
+            return False
+        if self.taken and len(message.body) > self.left_bytes:
+            self.left_bytes = 0  # it is the next one's
+            return False
+        return True
+
+    def lend(self, queue: QueueLeases, offset: int, attempt: int, message: StoredMessage) -> None:
+        self.leases.lend(queue, offset, 1, attempt=attempt, lease=self.lease, deadline_ms=self.deadline_ms)
+        self._note(queue, offset, attempt, message)
+
+    def lend_run(self, queue: QueueLeases, first: int, messages: list[StoredMessage]) -> None:
+        """Neighbours, handed out for the first time."""
+        self.leases.lend(queue, first, len(messages), attempt=1, lease=self.lease, deadline_ms=self.deadline_ms)
+        self.taken += [Taken(queue, offset, 1, message) for offset, message in enumerate(messages, first)]
+        self.left -= len(messages)
+        self.left_bytes -= sum([len(message.body) for message in messages])
+
+    def take_back(self) -> None:
+        """Nobody was told of it."""
+        for one in self.taken:
+            if one.queue.slots.is_leased(one.offset, self.lease, -1):
+                one.queue.take_back(one.offset)
+        for topic, count in self.arrived.items():
+            self.leases.waiting[topic] = self.leases.waiting.get(topic, 0) + count
+
+    # --------------------------------------------------------------------------------------------------- for the event
+
+    def runs(self) -> list[LeasedRun]:
+        return list(_runs((one.queue, one.offset, one.attempt) for one in self.taken))
+
+    def scans(self) -> tuple[list[Scan], list[LeasedRun]]:
+        """What was looked at since the last event that said so, told once; and what is left open in there."""
+        scans: list[Scan] = []
+        left: list[tuple[QueueLeases, int, int]] = []
+        for queue in self.leases.queues:
+            slots, begin, end = queue.slots, queue.logged_end, queue.slots.cursor
+            if begin == end:
+                continue
+            scans.append(Scan(*queue.queue, begin, end))
+            queue.logged_end = end
+            if slots.counts[State.OPEN]:
+                found = [slots.get(offset) for offset in range(begin, end) if slots.state(offset) == State.OPEN]
+                left += [(queue, slot.offset, slot.attempt) for slot in found]
+        return scans, list(_runs(iter(left)))
+
+    def _note(self, queue: QueueLeases, offset: int, attempt: int, message: StoredMessage) -> None:
+        self.taken.append(Taken(queue, offset, attempt, message))
+        self.left -= 1
+        self.left_bytes -= len(message.body)
+
+
+def _runs(places: Iterator[tuple[QueueLeases, int, int]]) -> Iterator[LeasedRun]:
+    """Neighbours of one attempt together."""
+    run: tuple[QueueLeases, int, int] | None = None
+    count = 0
+    for queue, offset, attempt in places:
+        if run is not None and queue is run[0] and offset == run[1] + count and attempt == run[2]:
+            count += 1
+            continue
+        if run is not None:
+            yield LeasedRun(*run[0].queue, run[1], count, run[2])
+        run, count = (queue, offset, attempt), 1
+    if run is not None:
+        yield LeasedRun(*run[0].queue, run[1], count, run[2])

@@ -1,0 +1,103 @@
+"""Who waits for messages of a group, and what wakes them: an arrival in one of its queues, a lease that ended, a reset.
+
+One arrival wakes one who waits; he who took all that he was allowed wakes the next. So a thousand parked requests cost nothing
+while nothing happens, and a message costs one wake-up. One watcher for each queue, however many wait.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from storage.errors import MessagingError
+from storage.message import QueueId
+from storage.store import MessageStore
+
+_WATCH_MS = 30_000  # after which a watcher looks whether anybody waits still
+
+
+class _Parked:
+    def __init__(self) -> None:
+        self.waiting: OrderedDict[asyncio.Future[None], str | None] = OrderedDict()
+        self.watchers: dict[QueueId, asyncio.Task[None]] = {}
+
+
+class Waiters:
+    """The event loop's."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self._groups: dict[str, _Parked] = {}
+        self._is_stopping = False
+
+    async def wait(
+        self, group: str, queues: Iterable[tuple[QueueId, int]], *, timeout_ms: float, attempt_id: str | None = None
+    ) -> None:
+        """Return when it may be worth looking again, the time is up, or the service stops.
+
+        `queues`: those of the group, and from where on a message in them is new.
+        """
+        if self._is_stopping:
+            return
+        parked = self._groups.setdefault(group, _Parked())
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        parked.waiting[woken] = attempt_id
+        for queue, offset in queues:
+            if queue not in parked.watchers:
+                parked.watchers[queue] = asyncio.create_task(self._watch(group, parked, queue, offset))
+        try:
+            await asyncio.wait({woken}, timeout=timeout_ms / 1000)
+        except asyncio.CancelledError:
+            if woken.done():
+                self.wake(group)  # what it was woken for is for somebody else
+            raise
+        finally:
+            parked.waiting.pop(woken, None)
+
+    def wake(self, group: str) -> None:
+        """There is something for one who waits."""
+        parked = self._groups.get(group)
+        if parked is not None and parked.waiting:
+            woken, _ = parked.waiting.popitem(last=False)
+            woken.set_result(None)
+
+    def wake_twins(self, group: str, attempt_id: str) -> None:
+        """The same request, sent again because the first one seemed lost, waits in vain."""
+        parked = self._groups.get(group)
+        if parked is not None:
+            for woken in [one for one, waits_as in parked.waiting.items() if waits_as == attempt_id]:
+                del parked.waiting[woken]
+                woken.set_result(None)
+
+    def wake_all(self, group: str) -> None:
+        """The group is no longer what it was."""
+        parked = self._groups.get(group)
+        while parked is not None and parked.waiting:
+            self.wake(group)
+
+    def stop(self) -> None:
+        """Nobody waits any longer."""
+        self._is_stopping = True
+        for group in self._groups:
+            self.wake_all(group)
+
+    async def aclose(self) -> None:
+        """The watchers have ended on return."""
+        self.stop()
+        watchers = [watcher for parked in self._groups.values() for watcher in parked.watchers.values()]
+        for watcher in watchers:
+            watcher.cancel()
+        if watchers:
+            await asyncio.wait(watchers)
+
+    async def _watch(self, group: str, parked: _Parked, queue: QueueId, offset: int) -> None:
+        """Wake one for each arrival, as long as anybody waits."""
+        try:
+            while parked.waiting and not self._is_stopping:
+                if await self._store.wait_for_arrival(queue, offset, timeout_ms=_WATCH_MS):
+                    # Behind all that is there now: whoever is woken takes it, or wakes the next.
+                    offset = (await self._store.offsets(queue)).end
+                    self.wake(group)
+        except MessagingError:
+            self.wake(group)  # who reads is told
+        finally:
+            del parked.watchers[queue]
