@@ -68,7 +68,10 @@ class Reply(NamedTuple):
     status: int
     body: bytes
     headers: Mapping[str, str] = {}
-    media_type: str = "application/json"
+    media_type: str | None = "application/json"
+
+
+NO_CONTENT = Reply(204, b"", {}, None)
 
 
 def reply(status: int, body: Any, headers: Mapping[str, str] | None = None) -> Reply:

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from app import openapi
+from app.consume import endpoints as consume
 from app.gateway import Gateway
 from app.groups import endpoints as groups
 from app.health import endpoints as health
@@ -28,7 +29,7 @@ from app.transactions import endpoints as transactions
 from app.wiring import Wiring
 from storage.clock import Clock
 
-RESOURCES = (topics, messages, transactions, schedules, producer_groups, groups, health)
+RESOURCES = (topics, messages, transactions, schedules, producer_groups, groups, consume, health)
 
 DESCRIPTION = """
 Transactional messaging over plain HTTP. A message sent inside a transaction is held in escrow until the producer's own database
@@ -51,7 +52,9 @@ TAGS = [
         "description": "Delayed messages and cron schedules: look at, list, change, cancel.",
     },
     {"name": "checks", "description": "What became of your transaction? Producers take the question and answer it."},
-    {"name": "offsets", "description": "Where consumer groups continue."},
+    {"name": "groups", "description": "Consumer groups: what they read, and how."},
+    {"name": "consume", "description": "Receive under a lease; acknowledge, refuse, extend, give up."},
+    {"name": "offsets", "description": "Where consumer groups continue, and how far they are behind."},
 ]
 
 

@@ -25,7 +25,7 @@ class Schemas(NamedTuple):
 
     query: type | None
     body: type | None
-    answers: Mapping[int, type]
+    answers: Mapping[int, type | None]
 
 
 # By operation id. `app/openapi.py` turns the classes into components of the document.
@@ -58,7 +58,7 @@ def operation(
     operation_id: str,
     *,
     tag: str,
-    answers: dict[int, type],
+    answers: dict[int, type | None],
     query: type | None = None,
     body: type | None = None,
     body_is_optional: bool = False,
@@ -70,6 +70,7 @@ def operation(
 ) -> dict[str, Any]:
     """The keyword arguments of a FastAPI route.
 
+    `answers`: by status; None where there is nothing in it.
     `problems`: the codes it may answer with, beside those that all have. `example`: a body that is taken; a test sends it.
     """
     codes = [*ALWAYS, *problems, *(READING if body is not None or takes_bytes else ())]
@@ -146,7 +147,9 @@ def _reference(kind: type) -> str:
     return f"#/components/schemas/{kind.__name__}"
 
 
-def _answer(kind: type, headers: Iterable[str]) -> dict[str, Any]:
+def _answer(kind: type | None, headers: Iterable[str]) -> dict[str, Any]:
+    if kind is None:
+        return {"description": "Done."}
     if kind is bytes:
         what = "The bytes, with the content type that they were sent with."
         content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}

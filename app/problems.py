@@ -81,6 +81,7 @@ CODES: dict[type[MessagingError], str] = {
     errors.OffsetBeyondEnd: "offset_beyond_end",
     errors.TransactionConflict: "transaction_already_resolved",
     errors.CheckNotOpen: "check_not_open",
+    errors.LeaseExpired: "lease_expired",
     errors.IdempotencyKeyReused: "idempotency_key_reused",
     errors.IdempotencyInProgress: "idempotency_in_progress",
     errors.UnavailableError: "overloaded",

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from app.exchange import Call, ClientGone
 from app.observability import Metrics
-from app.registry.groups import ConsumerGroups, ProducerGroups
+from app.registry.consumer_groups import ConsumerGroups
+from app.registry.producer_groups import ProducerGroups
 from app.registry.topics import Topics
 from app.sent_keys import SentKeys
 from app.webhooks.check_test import CheckTester
 from app.webhooks.service import Webhooks
+from delivery.service import Delivery
 from scheduler.cron_service import CronService
 from scheduler.schedule_service import ScheduleService
 from storage.clock import Clock
@@ -34,6 +36,7 @@ class Services:
     transactions: TransactionCoordinator
     schedules: ScheduleService
     cron: CronService
+    delivery: Delivery
     sent_keys: SentKeys
     webhooks: Webhooks
     sender: CheckSender

@@ -26,6 +26,7 @@ from pydantic_settings import (
 
 from app.testing.options import ControlOptions
 from app.webhooks.options import WebhookOptions
+from delivery.options import DeliveryOptions
 from scheduler.options import ScheduleOptions
 from storage.local.options import LocalStoreOptions
 from txn.options import TransactionOptions
@@ -77,6 +78,7 @@ class Settings(BaseSettings):
     local: LocalStoreOptions = LocalStoreOptions()
     txn: TransactionOptions = TransactionOptions()
     schedule: ScheduleOptions = ScheduleOptions()
+    delivery: DeliveryOptions = DeliveryOptions()
     webhook: WebhookOptions = WebhookOptions()
     testing: ControlOptions = ControlOptions()
 

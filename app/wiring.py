@@ -12,9 +12,10 @@ from sqlalchemy.exc import DatabaseError
 from app import exit_codes
 from app.observability import Metrics
 from app.problems import Refusal
+from app.registry.consumer_groups import ConsumerGroups
 from app.registry.cron_schedules import CronSchedules
 from app.registry.database import Database
-from app.registry.groups import ConsumerGroups, ProducerGroups
+from app.registry.producer_groups import ProducerGroups
 from app.registry.topics import Topics
 from app.registry.vault import CannotOpen, Vault
 from app.schedules import occurrence
@@ -27,6 +28,8 @@ from app.testing.faults import SlowAnswers
 from app.testing.travel import TimeTravel
 from app.webhooks.check_test import CheckTester
 from app.webhooks.service import Webhooks
+from delivery.service import Delivery
+from delivery.slots import State
 from scheduler.cron_service import CronService
 from scheduler.schedule_service import ScheduleService
 from scheduler.scheduled_message import put_off
@@ -100,6 +103,7 @@ class Wiring:
         if self._services is not None:
             self._services.is_stopping = True
             self._services.transactions.stop()
+            self._services.delivery.stop()
         if self._sender is not None:
             self._sender.begin_stop()
         if self._store is not None:
@@ -127,6 +131,7 @@ class Wiring:
             "store_writable": "ok",  # else the process ends
             "dispatch_lag": "ok",  # the queues are derived in the turn in which a message becomes visible
             "scheduler": next((failed[name] for name in _SCHEDULER_LOOPS if name in failed), "ok"),
+            "leases": failed.get("leases") or failed.get("lease_snapshots", "ok"),
             "checker": failed.get("checkback", failed.get("webhooks", "ok")),
         }
         failing = {name: what for name, what in checks.items() if what != "ok"}
@@ -183,16 +188,29 @@ class Wiring:
             on_settled=self._metrics.note_cron,
         )
         sent_keys = SentKeys(store, clock)
+        delivery = Delivery(
+            store,
+            clock,
+            SystemRandom(),
+            new_schedule_id=lambda: identifiers.new("sch"),
+            rules_of=consumer_groups.rules_of,
+        )
         await topics.open()
         await producer_groups.open()
         await consumer_groups.open()
+        for group in consumer_groups.all():
+            await delivery.open_group(group.name)
         replayed = await transactions.start()
         await sent_keys.start()
         followed = await schedules.start()
         await cron.start()
+        granted = await delivery.start()
         log.info("transactions_open", undecided=transactions.table.open_count, replayed=replayed)
         log.info("schedules_open", scheduled=schedules.table.scheduled_count, replayed=followed)
         log.info("cron_open", schedules=cron.table.open_count)
+        log.info("groups_open", leased=delivery.count(State.LEASED), replayed=granted)
+        stack.push_async_callback(delivery.save_snapshot)
+        stack.push_async_callback(delivery.drain)
         stack.push_async_callback(schedules.save_snapshot)
         stack.push_async_callback(schedules.drain)
         stack.push_async_callback(cron.save_snapshot)
@@ -219,6 +237,7 @@ class Wiring:
             transactions=transactions,
             schedules=schedules,
             cron=cron,
+            delivery=delivery,
             sent_keys=sent_keys,
             webhooks=webhooks,
             sender=sender,
@@ -251,6 +270,8 @@ class Wiring:
             Ticker("cron", fire, interval_ms=settings.schedule.sweep_interval_ms),
             Ticker("schedule_snapshots", schedules.save_snapshot, interval_ms=settings.schedule.snapshot_interval_ms),
             Ticker("cron_snapshots", cron.save_snapshot, interval_ms=settings.schedule.snapshot_interval_ms),
+            Ticker("leases", delivery.run_once, interval_ms=settings.delivery.sweep_interval_ms),
+            Ticker("lease_snapshots", delivery.save_snapshot, interval_ms=settings.delivery.snapshot_interval_ms),
             Ticker("checkback", sweep, interval_ms=settings.txn.sweep_interval_ms),
             Ticker("webhooks", sender.run_once, interval_ms=settings.txn.sweep_interval_ms),
             Ticker("snapshots", keep, interval_ms=settings.txn.snapshot_interval_ms),
@@ -310,6 +331,8 @@ class Wiring:
         yield "escrowmq_transactions_held", "Transactions that wait for a person", table.held_count
         yield "escrowmq_transactions_oldest_open_seconds", "Age of the oldest undecided one", max(0, age_ms) / 1000
         schedules = self._services.schedules
+        delivery = self._services.delivery
+        yield "escrowmq_messages_leased", "Messages that are lent to consumers", delivery.count(State.LEASED)
         yield "escrowmq_schedules_scheduled", "Delayed messages that wait", schedules.table.scheduled_count
         yield "escrowmq_schedules_set_aside", "Delayed messages that could not be delivered", schedules.table.set_aside_count
         cron = self._services.cron.table

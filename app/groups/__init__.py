@@ -1,1 +1,1 @@
-"""Consumer groups: where each of them continues."""
+"""Consumer groups: what they read and how, where they stand."""

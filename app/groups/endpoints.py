@@ -4,13 +4,91 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from app.groups import handlers
-from app.groups.schemas import GroupOffsetList, OffsetsInput, OffsetsQuery
-from app.operations import WRITING, answer, operation
+from app.groups import handlers, offsets
+from app.groups.schemas import (
+    Group,
+    GroupInput,
+    GroupOffsetList,
+    GroupPage,
+    Lag,
+    OffsetsInput,
+    OffsetsQuery,
+    ResetInput,
+    ResetResult,
+)
+from app.operations import IF_MATCH, WRITING, answer, operation
+from app.topics.schemas import PageQuery
 
 router = APIRouter()
 
-Group = Annotated[str, Path(description="The consumer group's name.")]
+Name = Annotated[str, Path(description="The consumer group's name.")]
+
+
+@router.get(
+    "/v1/groups",
+    **operation("listGroups", tag="groups", query=PageQuery, answers={200: GroupPage}, problems=["invalid_page_token"]),
+)
+async def list_groups(request: Request) -> Response:
+    """List consumer groups."""
+    return await answer(request, handlers.list_)
+
+
+@router.put(
+    "/v1/groups/{group}",
+    **operation(
+        "putGroup",
+        tag="groups",
+        body=GroupInput,
+        example={"topics": [{"topic": "orders", "filter": {"kind": "tag", "expression": "created || paid"}}]},
+        body_is_optional=True,
+        answer_headers=["ETag"],
+        answers={201: Group, 200: Group},
+        headers=[IF_MATCH],
+        problems=["topic_not_found", "reserved_topic", "revision_mismatch", *WRITING],
+    ),
+)
+async def put_group(group: Name, request: Request) -> Response:
+    """Create a consumer group or change it. What is left out of the body has its default."""
+    return await answer(request, handlers.put, group)
+
+
+@router.get(
+    "/v1/groups/{group}",
+    **operation(
+        "getGroup",
+        tag="groups",
+        answer_headers=["ETag"],
+        answers={200: Group},
+        problems=["group_not_found", "reserved_topic"],
+    ),
+)
+async def get_group(group: Name, request: Request) -> Response:
+    """Look at a consumer group."""
+    return await answer(request, handlers.get, group)
+
+
+@router.delete(
+    "/v1/groups/{group}",
+    **operation(
+        "deleteGroup",
+        tag="groups",
+        answers={204: None},
+        headers=[IF_MATCH],
+        problems=["group_not_found", "reserved_topic", "revision_mismatch", *WRITING],
+    ),
+)
+async def delete_group(group: Name, request: Request) -> Response:
+    """Delete a consumer group. Its leases and retries end, its offsets and dead letters are forgotten; messages stay."""
+    return await answer(request, handlers.delete, group)
+
+
+@router.get(
+    "/v1/groups/{group}/lag",
+    **operation("getGroupLag", tag="offsets", answers={200: Lag}, problems=["group_not_found", "reserved_topic"]),
+)
+async def get_group_lag(group: Name, request: Request) -> Response:
+    """See how far the group is behind: what is ready, leased, and waits for a retry."""
+    return await answer(request, offsets.lag, group)
 
 
 @router.get(
@@ -23,9 +101,9 @@ Group = Annotated[str, Path(description="The consumer group's name.")]
         problems=["group_not_found", "topic_not_found", "reserved_topic"],
     ),
 )
-async def get_offsets(group: Group, request: Request) -> Response:
-    """Look where the group continues in each queue."""
-    return await answer(request, handlers.get_offsets, group)
+async def get_offsets(group: Name, request: Request) -> Response:
+    """Look where the group continues in each queue. Everything below is settled."""
+    return await answer(request, offsets.get_offsets, group)
 
 
 @router.put(
@@ -39,6 +117,25 @@ async def get_offsets(group: Group, request: Request) -> Response:
         problems=["topic_not_found", "queue_not_found", "offset_beyond_end", "offset_expired", "reserved_topic", *WRITING],
     ),
 )
-async def commit_offsets(group: Group, request: Request) -> Response:
-    """Commit offsets of the group. It is created if need be; they are durable when answered."""
-    return await answer(request, handlers.commit_offsets, group)
+async def commit_offsets(group: Name, request: Request) -> Response:
+    """Commit offsets of the group. It is created if need be; they are durable when answered. Leases in these queues end."""
+    return await answer(request, offsets.commit_offsets, group)
+
+
+@router.post(
+    "/v1/groups/{group}/offsets/reset",
+    **operation(
+        "resetOffsets",
+        tag="offsets",
+        body=ResetInput,
+        example={"topic": "orders", "to": "time", "at": "2026-03-01T00:00:00.000Z", "dry_run": True},
+        answers={200: ResetResult},
+        problems=[
+            "group_not_found", "topic_not_found", "queue_not_found", "offset_beyond_end", "offset_expired", "reserved_topic",
+            *WRITING,
+        ],
+    ),
+)  # fmt: skip
+async def reset_offsets(group: Name, request: Request) -> Response:
+    """Let the group continue elsewhere in a topic. Its leases there and the topic's waiting retries end; see `dry_run`."""
+    return await answer(request, offsets.reset, group)

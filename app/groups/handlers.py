@@ -1,68 +1,98 @@
-"""Offsets of a consumer group: get, commit. Durable when answered."""
+"""Consumer groups over HTTP: make, change, look at, list, delete."""
 
-import asyncio
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import UNSET
 
-from app.exchange import Call, Reply, reply
-from app.groups.schemas import GroupOffset, GroupOffsetList, OffsetInput, OffsetsInput, OffsetsQuery
+from app import codec, pages
+from app.exchange import NO_CONTENT, Call, Reply, reply
+from app.groups.schemas import Filter, Group, GroupInput, GroupPage, Subscription, SubscriptionInput
 from app.problems import FieldError, as_refusal, invalid_field
+from app.registry.consumer_groups import ConsumerGroup
 from app.services import Services
-from storage.errors import MessagingError, OffsetBeyondEnd, OffsetExpired
-from storage.message import QueueId
+from app.topics.schemas import PageQuery
+from delivery import groups as delivery
+from storage.errors import MessagingError
 
-_decoder = msgspec.json.Decoder(OffsetsInput)
-
-
-async def get_offsets(services: Services, call: Call, group: str) -> Reply:
-    services.consumer_groups.check(group)
-    topic = call.parameters(OffsetsQuery).topic
-    topics = services.topics.all() if topic is UNSET else [services.topics.get(topic)]
-    queues = [queue for found in topics for queue in await services.store.queues(found.name)]
-    return reply(200, GroupOffsetList(items=await _view(services, group, queues)))
+_decoder = msgspec.json.Decoder(GroupInput)
 
 
-async def commit_offsets(services: Services, call: Call, group: str) -> Reply:
-    services.consumer_groups.check_name(group)
-    given = call.decode(_decoder).offsets
-    wanted: dict[QueueId, int] = {}
+async def put(services: Services, call: Call, name: str) -> Reply:
+    known = services.consumer_groups.find(name)
+    given = call.decode(_decoder)
+    call.check_if_match(None if known is None else known.revision)
+    rules = delivery.GroupRules(
+        subscriptions=tuple(_subscriptions(services, given.topics)),
+        start=delivery.Start(given.start),
+        lease_ms=given.lease_ms,
+        max_attempts=given.max_attempts,
+        backoff_ms=tuple(given.backoff_ms),
+        dead_letter=given.dead_letter,
+        ordered=given.ordered,
+    )
+    group, is_new = await services.consumer_groups.put(name, rules)
+    await services.delivery.begin(name, rules)
+    return _answer(group, status=201 if is_new else 200)
+
+
+async def get(services: Services, _: Call, name: str) -> Reply:
+    return _answer(services.consumer_groups.get(name))
+
+
+async def list_(services: Services, call: Call) -> Reply:
+    query = call.parameters(PageQuery)
+    after = "" if query.page_token is UNSET else pages.decode_token("groups", query.page_token)
+    found = [group for group in services.consumer_groups.all() if group.name > after]
+    page = GroupPage(items=[_view(group) for group in found[: query.page_size]])
+    if len(found) > query.page_size:
+        page.next_page_token = pages.encode_token("groups", page.items[-1].group)
+    return reply(200, page)
+
+
+async def delete(services: Services, call: Call, name: str) -> Reply:
+    call.check_if_match(services.consumer_groups.get(name).revision)
+    # The registry first: a group that had lost its positions would be handed everything again.
+    await services.consumer_groups.delete(name)
+    await services.delivery.delete(name)
+    return NO_CONTENT
+
+
+def _subscriptions(services: Services, given: Sequence[SubscriptionInput]) -> list[delivery.Subscription]:
+    """Raises Refusal."""
+    found: dict[str, delivery.Subscription] = {}
     for index, one in enumerate(given):
         try:
-            queue = await _checked(services, one)
+            services.topics.get(one.topic)
         except MessagingError as error:
             refusal = as_refusal(error)
-            refusal.errors = [FieldError(f"/offsets/{index}", refusal.code, refusal.detail)]
+            refusal.errors = [FieldError(f"/topics/{index}/topic", refusal.code, refusal.detail)]
             raise refusal from error
-        if queue in wanted:
-            raise invalid_field(f"/offsets/{index}", "not_allowed", f"queue {queue.number} of {queue.topic} stands twice")
-        wanted[queue] = one.offset
-    # Only now, so that a refused request leaves no group behind.
-    await services.consumer_groups.create(group)
-    await asyncio.gather(*[services.store.commit_offset(group, queue, offset) for queue, offset in wanted.items()])
-    return reply(200, GroupOffsetList(items=await _view(services, group, wanted)))
+        if one.topic in found:
+            raise invalid_field(f"/topics/{index}/topic", "not_allowed", f"topic {one.topic} stands twice")
+        kind, expression = ("tag", "*") if one.filter is UNSET else (one.filter.kind, one.filter.expression)
+        found[one.topic] = delivery.Subscription(one.topic, kind, expression)
+    return list(found.values())
 
 
-async def _checked(services: Services, given: OffsetInput) -> QueueId:
-    queue = services.topics.get(given.topic).queue(given.queue_id)
-    bounds = await services.store.offsets(queue)
-    if given.offset > bounds.end:
-        raise OffsetBeyondEnd(requested=given.offset, available=bounds)
-    if given.offset < bounds.first:
-        raise OffsetExpired(requested=given.offset, available=bounds)
-    return queue
+def _answer(group: ConsumerGroup, *, status: int = 200) -> Reply:
+    return reply(status, _view(group), {"ETag": f'"{group.revision}"'})
 
 
-async def _view(services: Services, group: str, queues: Iterable[QueueId]) -> list[GroupOffset]:
-    items = []
-    for queue in queues:
-        offset = await services.store.committed_offset(group, queue)
-        if offset is not None:
-            bounds = await services.store.offsets(queue)
-            items.append(
-                GroupOffset(
-                    topic=queue.topic, queue_id=queue.number, offset=offset, min_offset=bounds.first, max_offset=bounds.end
-                )
-            )
-    return items
+def _view(group: ConsumerGroup) -> Group:
+    rules = group.rules
+    return Group(
+        group=group.name,
+        topics=[
+            Subscription(topic=one.topic, filter=Filter(kind=one.kind, expression=one.expression))
+            for one in rules.subscriptions
+        ],
+        start=rules.start.value,
+        lease_ms=rules.lease_ms,
+        max_attempts=rules.max_attempts,
+        backoff_ms=list(rules.backoff_ms),
+        dead_letter=rules.dead_letter,
+        ordered=rules.ordered,
+        created_at=codec.rfc3339(group.created_at_ms),
+        revision=group.revision,
+    )

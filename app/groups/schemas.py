@@ -1,12 +1,110 @@
-"""What goes in and out: committed offsets of a group."""
+"""What goes in and out: consumer groups, where they stand, how far they are behind."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from app.messages.schemas import MAX_ENTRIES, Offset
+from app.consume.schemas import LeaseMs
+from app.messages.schemas import MAX_DELAY_MS, MAX_ENTRIES, Offset, Timestamp
 from app.topics.schemas import TopicName
+from delivery.groups import ATTEMPTS, BACKOFF_MS, MOST_ATTEMPTS
+
+MAX_TOPICS = 100
+
+
+class FilterInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which messages of a topic the group reads. It belongs to the group: every consumer has the same."""
+
+    kind: Literal["tag"] = "tag"
+    expression: Annotated[str, Meta(min_length=1, max_length=4_096, description="`paid`, `paid || created`, `*`.")]
+
+
+class SubscriptionInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A topic that the group reads."""
+
+    topic: TopicName
+    filter: FilterInput | UnsetType = UNSET
+
+
+class GroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What the group reads, and how. What is left out has its default, also where the group exists."""
+
+    topics: Annotated[list[SubscriptionInput], Meta(max_length=MAX_TOPICS)] = []
+    start: Annotated[
+        Literal["earliest", "latest"], Meta(description="Where it begins in a queue in which it has no offset.")
+    ] = "earliest"
+    lease_ms: LeaseMs = 30_000
+    max_attempts: Annotated[int, Meta(ge=1, le=MOST_ATTEMPTS, description="How often a message is handed out at most.")] = (
+        ATTEMPTS
+    )
+    backoff_ms: Annotated[
+        list[Annotated[int, Meta(ge=0, le=MAX_DELAY_MS)]],
+        Meta(min_length=1, max_length=100, description="How long the nth retry waits; the last value repeats."),
+    ] = msgspec.field(default_factory=lambda: list(BACKOFF_MS))
+    dead_letter: Annotated[
+        bool, Meta(description="Keep what used up its attempts. Else it is dropped, and an event in the log says so.")
+    ] = True
+    ordered: Annotated[bool, Meta(description="One lease at a time for each ordering key; a retry makes its key wait.")] = False
+
+
+class Filter(msgspec.Struct, kw_only=True):
+    """Which messages of a topic the group reads."""
+
+    kind: str
+    expression: str
+
+
+class Subscription(msgspec.Struct, kw_only=True):
+    """A topic that the group reads."""
+
+    topic: str
+    filter: Filter
+
+
+class Group(msgspec.Struct, kw_only=True):
+    """A consumer group."""
+
+    group: str
+    topics: list[Subscription]
+    start: str
+    lease_ms: int
+    max_attempts: int
+    backoff_ms: list[int]
+    dead_letter: bool
+    ordered: bool
+    created_at: Timestamp
+    revision: int
+
+
+class GroupPage(msgspec.Struct, kw_only=True):
+    """Groups, by name."""
+
+    items: list[Group]
+    next_page_token: str | UnsetType = UNSET
+
+
+class QueueLag(msgspec.Struct, kw_only=True):
+    """How far the group is behind in one queue, before any filter. `offset`: everything below is settled."""
+
+    topic: str
+    queue_id: int
+    offset: Offset
+    max_offset: Offset
+    messages_ready: int
+    messages_leased: int
+    messages_waiting: int
+    oldest_ready_age_ms: int | UnsetType = UNSET
+
+
+class Lag(msgspec.Struct, kw_only=True):
+    """How far the group is behind. The queues of its retry topic are among `queues` once it has had retries."""
+
+    messages_ready: int
+    messages_leased: int
+    messages_waiting: Annotated[int, Meta(description="For their retry.")]
+    oldest_ready_age_ms: int | UnsetType = UNSET
+    queues: list[QueueLag]
 
 
 class OffsetsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -40,6 +138,44 @@ class GroupOffset(msgspec.Struct, kw_only=True):
 
 
 class GroupOffsetList(msgspec.Struct, kw_only=True):
-    """Every queue for which the group has committed an offset."""
+    """Every queue in which the group has an offset."""
 
     items: list[GroupOffset]
+
+
+class ResetInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Where the group is to continue in a topic."""
+
+    topic: TopicName
+    to: Literal["earliest", "latest", "time", "offset"]
+    at: (
+        Annotated[
+            str,
+            Meta(
+                description="With `time`: the first message stored then or later. RFC 3339.",
+                extra_json_schema={"format": "date-time"},
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    offset: Annotated[int, Meta(ge=0, description="With `offset`.")] | UnsetType = UNSET
+    queue_id: Annotated[int, Meta(ge=0, le=1_023, description="This queue alone; needed with `offset`.")] | UnsetType = UNSET
+    dry_run: Annotated[bool, Meta(description="Say what it would do, and change nothing.")] = False
+
+
+class QueueReset(msgspec.Struct, kw_only=True):
+    """What a reset does in one queue."""
+
+    queue_id: int
+    from_offset: Offset
+    to_offset: Offset
+
+
+class ResetResult(msgspec.Struct, kw_only=True):
+    """What a reset does, or did."""
+
+    dry_run: bool
+    queues: list[QueueReset]
+    messages_affected: Annotated[int, Meta(description="The sum of the distances.")]
+    already_acked: Annotated[int, Meta(description="Those of them that the group was done with.")]
+    note: str

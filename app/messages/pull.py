@@ -1,6 +1,7 @@
 """Pulling: a piece of a queue by offset or time, nothing remembered. Waits for what is not there yet, if asked to."""
 
 import binascii
+from typing import Any, TypeVar
 
 from msgspec import UNSET
 
@@ -15,6 +16,8 @@ from storage.errors import CorruptRecord, OffsetBeyondEnd, OffsetExpired
 from storage.formats import properties
 from storage.message import OffsetRange, QueueId, StoredMessage
 from storage.store import MessageStore
+
+M = TypeVar("M", bound=Message)
 
 _SCAN_CODES = 16_000  # messages that a filter may pass over in one read by the hash of their tag
 
@@ -57,10 +60,11 @@ async def offset_by_time(store: MessageStore, queue: QueueId, at_ms: int) -> tup
     return low, found
 
 
-def message_view(message: StoredMessage, form: PayloadForm) -> Message:
+def message_view(message: StoredMessage, form: PayloadForm, kind: type[M] = Message, **more: Any) -> M:  # type: ignore[assignment]
+    """`kind`: a schema that adds fields to a message's; `more`: these."""
     payload, encoding = payload_view(message.body, form)
     content_type = message.system.get(properties.CONTENT_TYPE)
-    return Message(
+    return kind(
         message_id=message.message_id,
         topic=message.queue.topic,
         queue_id=message.queue.number,
@@ -74,6 +78,7 @@ def message_view(message: StoredMessage, form: PayloadForm) -> Message:
         properties=dict(message.properties),
         born_at=codec.rfc3339(message.born_at_ms),
         stored_at=codec.rfc3339(message.stored_at_ms),
+        **more,
     )
 
 

@@ -103,8 +103,6 @@ def server(tmp_path_factory) -> Iterator[Server]:
     with Server(tmp_path_factory.mktemp("fuzzed") / "data", dev=False, environment=environment) as running:
         with running.client() as api:
             ok(api.post("/v1/topics", json={"topic": "orders", "queues": 2}), 201)
-            offset = {"topic": "orders", "queue_id": 0, "offset": 0}
-            ok(api.put("/v1/groups/billing/offsets", json={"offsets": [offset]}))
         yield running
         assert all(json.loads(line)["level"] == "info" for line in running.log().splitlines())
 
@@ -118,7 +116,7 @@ def document(server) -> schemathesis.BaseSchema:
 @pytest.mark.parametrize("operation_id", sorted(OPERATIONS))
 def test_every_operation_answers_as_its_document_says_whatever_is_sent(server, document, operation_id):
     statuses: Counter[int] = Counter()
-    put_producer_groups(server)
+    put_groups(server)
     existing = {
         **EXISTING,
         "transaction_id": begin_some(server, operation_id),
@@ -164,9 +162,11 @@ def test_every_operation_answers_as_its_document_says_whatever_is_sent(server, d
         ok(api.get("/readyz"))
 
 
-def put_producer_groups(server: Server) -> None:
-    """Before each operation: an earlier one may have put them otherwise."""
+def put_groups(server: Server) -> None:
+    """Before each operation: an earlier one may have put them otherwise, or deleted them."""
     with server.client() as api:
+        for group in EXISTING["group"]:
+            assert api.put(f"/v1/groups/{group}", json={"topics": [{"topic": "orders"}]}).is_success
         for group in EXISTING["producer_group"]:
             by_webhook = {"check_mode": "webhook", "check_url": f"http://{RECEIVER}/checks"}
             assert api.put(f"/v1/producer-groups/{group}", json=by_webhook if group == "asked" else {}).is_success

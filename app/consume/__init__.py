@@ -1,0 +1,1 @@
+"""Consuming under leases: receive, acknowledge, refuse, extend, give up."""

@@ -1,0 +1,154 @@
+"""Consuming under leases. Handlers over plain values; any lane may call them."""
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from app import codec
+from app.consume.schemas import (
+    AckInput,
+    DeadLetterInput,
+    ExtendInput,
+    NackInput,
+    ReceivedMessage,
+    ReceivedMessages,
+    ReceiveInput,
+    SettleResult,
+    SettleResults,
+)
+from app.exchange import Call, Reply, reply
+from app.messages.pull import message_view
+from app.messages.schemas import PayloadForm
+from app.problems import Problem, Refusal, as_refusal, document, invalid_field
+from app.services import Services
+from delivery.receive import HandedOut, Request
+from delivery.settle import Refused
+from storage.errors import LeaseExpired, MessagingError
+
+_receive_decoder = msgspec.json.Decoder(ReceiveInput)
+_ack_decoder = msgspec.json.Decoder(AckInput)
+_nack_decoder = msgspec.json.Decoder(NackInput)
+_extend_decoder = msgspec.json.Decoder(ExtendInput)
+_dead_letter_decoder = msgspec.json.Decoder(DeadLetterInput)
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_EXPIRED: Problem = document(as_refusal(LeaseExpired()))
+
+
+async def receive(services: Services, call: Call, group: str) -> Reply:
+    rules = services.consumer_groups.get(group).rules
+    given = call.decode(_receive_decoder)
+    _check_text(given.worker, "/worker")
+    _check_text(given.attempt_id, "/attempt_id")
+    request = Request(
+        max_messages=given.max_messages,
+        max_bytes=given.max_bytes,
+        lease_ms=rules.lease_ms if given.lease_ms is UNSET else given.lease_ms,
+        worker=given.worker or None,
+        attempt_id=given.attempt_id or None,
+    )
+    deadline_ms = services.clock.monotonic_ms() + given.wait_ms
+    while True:
+        if not rules.subscriptions:
+            raise Refusal("unsupported_combination", f"group {group} reads no topics; PUT it with some")
+        found = await services.delivery.receive(group, rules, request)
+        left_ms = deadline_ms - services.clock.monotonic_ms()
+        if found or left_ms <= 0 or services.is_stopping:
+            break
+        async with services.parked(call):
+            await services.delivery.wait(group, rules, request, timeout_ms=left_ms)
+        rules = services.consumer_groups.get(group).rules  # it may have been changed, or deleted
+    services.metrics.messages_out.inc(len(found))
+    messages = [_view(one, given.payload) for one in found]
+    return reply(200, ReceivedMessages(server_time=codec.rfc3339(services.clock.wall_ms()), messages=messages))
+
+
+async def ack(services: Services, call: Call, group: str) -> Reply:
+    services.consumer_groups.get(group)
+    handles = [entry.receipt_handle for entry in call.decode(_ack_decoder).entries]
+    accepted = await services.delivery.ack(group, handles)
+    return _answer(
+        [
+            SettleResult(receipt_handle=handle, status=200) if is_accepted else _expired(handle)
+            for handle, is_accepted in zip(handles, accepted, strict=True)
+        ],
+    )
+
+
+async def extend(services: Services, call: Call, group: str) -> Reply:
+    rules = services.consumer_groups.get(group).rules
+    entries = call.decode(_extend_decoder).entries
+    wanted = [(one.receipt_handle, rules.lease_ms if one.lease_ms is UNSET else one.lease_ms) for one in entries]
+    until = await services.delivery.extend(group, wanted)
+    return _answer(
+        [
+            _expired(handle)
+            if until_ms is None
+            else SettleResult(receipt_handle=handle, status=200, lease_expires_at=codec.rfc3339(until_ms))
+            for (handle, _), until_ms in zip(wanted, until, strict=True)
+        ],
+    )
+
+
+async def nack(services: Services, call: Call, group: str) -> Reply:
+    rules = services.consumer_groups.get(group).rules
+    refused = [
+        Refused(
+            one.receipt_handle,
+            None if one.delay_ms is UNSET else one.delay_ms,
+            _check_text(one.reason, f"/entries/{index}/reason"),
+        )
+        for index, one in enumerate(call.decode(_nack_decoder).entries)
+    ]
+    return _moved(refused, await services.delivery.nack(group, rules, refused))
+
+
+async def dead_letter(services: Services, call: Call, group: str) -> Reply:
+    rules = services.consumer_groups.get(group).rules
+    refused = [
+        Refused(one.receipt_handle, None, _check_text(one.reason, f"/entries/{index}/reason"))
+        for index, one in enumerate(call.decode(_dead_letter_decoder).entries)
+    ]
+    return _moved(refused, await services.delivery.dead_letter(group, rules, refused))
+
+
+def _moved(refused: Sequence[Refused], errors: Sequence[MessagingError | None]) -> Reply:
+    results = []
+    for one, error in zip(refused, errors, strict=True):
+        problem = UNSET if error is None else document(as_refusal(error))
+        status = 200 if problem is UNSET else problem.status
+        results.append(SettleResult(receipt_handle=one.handle, status=status, problem=problem))
+    return _answer(results)
+
+
+def _answer(results: list[SettleResult]) -> Reply:
+    rejected = sum([result.problem is not UNSET for result in results])
+    return reply(
+        207 if rejected else 200, SettleResults(accepted=len(results) - rejected, rejected=rejected, results=results)
+    )  # fmt: skip
+
+
+def _expired(handle: str) -> SettleResult:
+    return SettleResult(receipt_handle=handle, status=_EXPIRED.status, problem=_EXPIRED)
+
+
+def _view(one: HandedOut, form: PayloadForm) -> ReceivedMessage:
+    return message_view(
+        one.message,
+        form,
+        ReceivedMessage,
+        attempt=one.attempt,
+        receipt_handle=one.handle,
+        lease_expires_at=codec.rfc3339(one.expires_at_ms),
+    )
+
+
+def _check_text(text: str | UnsetType, pointer: str) -> str | None:
+    """It is kept in the log, as a property of a message. Raises Refusal."""
+    if text is UNSET:
+        return None
+    if _CONTROL.search(text):
+        raise invalid_field(pointer, "invalid_format", "must have no control characters")
+    return text

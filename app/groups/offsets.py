@@ -1,0 +1,175 @@
+"""Offsets of a consumer group: get, commit, reset; and how far it is behind. Durable when answered."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+from msgspec import UNSET
+
+from app import codec
+from app.exchange import Call, Reply, reply
+from app.groups.schemas import (
+    GroupOffset,
+    GroupOffsetList,
+    Lag,
+    OffsetInput,
+    OffsetsInput,
+    OffsetsQuery,
+    QueueLag,
+    QueueReset,
+    ResetInput,
+    ResetResult,
+)
+from app.messages.pull import offset_by_time
+from app.problems import FieldError, as_refusal, invalid_field
+from app.registry.topics import Topic
+from app.services import Services
+from delivery import positions
+from storage.errors import MessagingError, OffsetBeyondEnd, OffsetExpired
+from storage.formats import names
+from storage.message import QueueId
+
+_decoder = msgspec.json.Decoder(OffsetsInput)
+_reset_decoder = msgspec.json.Decoder(ResetInput)
+
+
+async def get_offsets(services: Services, call: Call, group: str) -> Reply:
+    services.consumer_groups.get(group)
+    topic = call.parameters(OffsetsQuery).topic
+    topics = services.topics.all() if topic is UNSET else [services.topics.get(topic)]
+    queues = [queue for found in topics for queue in await services.store.queues(found.name)]
+    return reply(200, GroupOffsetList(items=await _view(services, group, queues)))
+
+
+async def commit_offsets(services: Services, call: Call, group: str) -> Reply:
+    services.consumer_groups.check_name(group)
+    given = call.decode(_decoder).offsets
+    wanted: dict[QueueId, int] = {}
+    for index, one in enumerate(given):
+        try:
+            queue = await _checked(services, one)
+        except MessagingError as error:
+            refusal = as_refusal(error)
+            refusal.errors = [FieldError(f"/offsets/{index}", refusal.code, refusal.detail)]
+            raise refusal from error
+        if queue in wanted:
+            raise invalid_field(f"/offsets/{index}", "not_allowed", f"queue {queue.number} of {queue.topic} stands twice")
+        wanted[queue] = one.offset
+    # Only now, so that a refused request leaves no group behind.
+    await services.consumer_groups.create(group)
+    await services.delivery.open_group(group)
+    await services.delivery.set_positions(group, wanted)
+    return reply(200, GroupOffsetList(items=await _view(services, group, wanted)))
+
+
+async def reset(services: Services, call: Call, group: str) -> Reply:
+    services.consumer_groups.get(group)
+    given = call.decode(_reset_decoder)
+    topic = services.topics.get(given.topic)
+    wanted = await _wanted(services, given, topic)
+    if given.dry_run:
+        moves = await services.delivery.plan_reset(group, wanted)
+    else:
+        moves = await services.delivery.reset(group, topic.name, wanted)
+    return reply(200, _effect(moves, dry_run=given.dry_run))
+
+
+async def lag(services: Services, _: Call, name: str) -> Reply:
+    rules = services.consumer_groups.get(name).rules
+    found, waiting = await services.delivery.lag(name, rules)
+    now_ms = services.clock.wall_ms()
+    queues = [_queue_lag(one, now_ms) for one in found if one.end or one.queue.topic != names.retry_topic(name)]
+    ages = [one.oldest_ready_age_ms for one in queues if one.oldest_ready_age_ms is not UNSET]
+    return reply(
+        200,
+        Lag(
+            messages_ready=sum(one.messages_ready for one in queues),
+            messages_leased=sum(one.messages_leased for one in queues),
+            messages_waiting=waiting + sum(one.messages_waiting for one in queues),
+            oldest_ready_age_ms=max(ages) if ages else UNSET,
+            queues=queues,
+        ),
+    )
+
+
+def _queue_lag(one: positions.QueueLag, now_ms: int) -> QueueLag:
+    return QueueLag(
+        topic=one.queue.topic,
+        queue_id=one.queue.number,
+        offset=one.offset,
+        max_offset=one.end,
+        messages_ready=one.ready,
+        messages_leased=one.leased,
+        messages_waiting=one.waiting,
+        oldest_ready_age_ms=UNSET if one.oldest_ready_ms is None else max(0, now_ms - one.oldest_ready_ms),
+    )
+
+
+async def _wanted(services: Services, given: ResetInput, topic: Topic) -> Mapping[QueueId, int]:
+    """The new offset of each queue that the reset is about. Raises Refusal, and for an offset that cannot be."""
+    for field, goes_with in (("at", "time"), ("offset", "offset")):
+        is_given = getattr(given, field) is not UNSET
+        if is_given != (given.to == goes_with):
+            code, verb = ("not_allowed", "goes") if is_given else ("missing", "is needed")
+            raise invalid_field(f"/{field}", code, f"{field} {verb} with to={goes_with}")
+    if given.to == "offset" and given.queue_id is UNSET:
+        raise invalid_field("/queue_id", "missing", "an offset is one of a queue")
+    at_ms = 0 if given.at is UNSET else codec.parse_time(given.at, "/at")
+    queues = await services.store.queues(topic.name) if given.queue_id is UNSET else (topic.queue(given.queue_id),)
+    wanted = {}
+    for queue in queues:
+        bounds = await services.store.offsets(queue)
+        if given.to == "time":
+            wanted[queue] = (await offset_by_time(services.store, queue, at_ms))[0]
+        elif given.to == "offset":
+            wanted[queue] = _within(given.offset or 0, bounds)
+        else:
+            wanted[queue] = bounds.first if given.to == "earliest" else bounds.end
+    return wanted
+
+
+def _effect(moves: Sequence[positions.Move], *, dry_run: bool) -> ResetResult:
+    again = sum(move.affected for move in moves if move.to_offset < move.from_offset)
+    skipped = sum(move.affected for move in moves if move.to_offset > move.from_offset)
+    would = "would be" if dry_run else "are"
+    notes = []
+    if again:
+        notes.append(f"{again} messages {would} delivered again")
+    if skipped:
+        notes.append(f"{skipped} messages {would} passed over")
+    return ResetResult(
+        dry_run=dry_run,
+        queues=[
+            QueueReset(queue_id=move.queue.number, from_offset=move.from_offset, to_offset=move.to_offset) for move in moves
+        ],
+        messages_affected=again + skipped,
+        already_acked=sum(move.settled for move in moves),
+        note=", ".join(notes) or "nothing changes",
+    )
+
+
+async def _checked(services: Services, given: OffsetInput) -> QueueId:
+    queue = services.topics.get(given.topic).queue(given.queue_id)
+    _within(given.offset, await services.store.offsets(queue))
+    return queue
+
+
+def _within(offset: int, bounds: tuple[int, int]) -> int:
+    if offset > bounds[1]:
+        raise OffsetBeyondEnd(requested=offset, available=bounds)
+    if offset < bounds[0]:
+        raise OffsetExpired(requested=offset, available=bounds)
+    return offset
+
+
+async def _view(services: Services, group: str, queues: Iterable[QueueId]) -> list[GroupOffset]:
+    items = []
+    for queue in queues:
+        offset = await services.delivery.position(group, queue)
+        if offset is not None:
+            bounds = await services.store.offsets(queue)
+            items.append(
+                GroupOffset(
+                    topic=queue.topic, queue_id=queue.number, offset=offset, min_offset=bounds.first, max_offset=bounds.end
+                )
+            )
+    return items
