@@ -1,0 +1,94 @@
+"""The compact slots of a queue against a plain dict, and what they cost."""
+
+import tracemalloc
+from random import Random
+
+import pytest
+
+from delivery.slots import CHUNK, QueueSlots, State
+
+UNSETTLED = [state for state in State if state is not State.SETTLED]
+
+
+def settled_prefix(model: dict[int, int], cursor: int) -> int:
+    return min(model, default=cursor)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_done_they_say_what_a_dict_says(seed):
+    chance = Random(seed)
+    first = chance.choice([0, 5, CHUNK - 1, 3 * CHUNK])
+    slots, model, cursor = QueueSlots(first), {}, first
+    for _ in range(400):
+        choice = chance.random()
+        if choice < 0.3:
+            count = chance.choice([1, 3, 32, CHUNK, 2 * CHUNK + 1])
+            leased = range(cursor, cursor + chance.randint(0, count))
+            slots.put(cursor, len(leased), State.LEASED, attempt=1, lease=7, deadline_ms=9)
+            model |= dict.fromkeys(leased, State.LEASED)
+            cursor += count
+            slots.advance_to(cursor)
+        elif choice < 0.6 and model:
+            offset = chance.choice(list(model))
+            model[offset] = chance.choice(UNSETTLED)
+            slots.set_state(offset, model[offset])
+        elif cursor > first:
+            begin = chance.randrange(first, cursor)
+            count = min(chance.choice([1, 1, 40, 2 * CHUNK]), cursor - begin)
+            slots.settle(begin, count)
+            for offset in range(begin, begin + count):
+                model.pop(offset, None)
+
+        assert {slot.offset: slot.state for slot in slots} == model
+        assert slots.prefix == settled_prefix(model, cursor)
+        assert slots.cursor == cursor
+        assert slots.counts[1:] == [sum(state == one for state in model.values()) for one in UNSETTLED]
+        assert slots.unsettled == len(model)
+    again = QueueSlots.load(slots.dump(), later_ms=100)
+    assert [slot[:4] for slot in again] == [
+        (*slot[:1], State.LEASED if slot.state in (State.ACKING, State.MOVING) else slot.state, *slot[2:4]) for slot in slots
+    ]
+    assert [slot.deadline_ms for slot in again] == [slot.deadline_ms + 100 for slot in slots]
+    assert (again.prefix, again.cursor) == (slots.prefix, slots.cursor)
+
+
+def test_a_lease_holds_a_message_until_its_deadline_and_no_other_does():
+    slots = QueueSlots(0)
+    slots.put(0, 1, State.LEASED, attempt=1, lease=7, deadline_ms=100)
+    slots.advance_to(1)
+
+    assert slots.is_leased(0, 7, 99)
+    assert not slots.is_leased(0, 7, 100)
+    assert not slots.is_leased(0, 8, 99)
+    assert not slots.is_leased(1, 7, 99)
+    slots.set_state(0, State.ACKING)
+    assert not slots.is_leased(0, 7, 99)
+
+
+def test_one_that_is_stuck_does_not_keep_the_memory_of_all_that_came_behind_it():
+    slots = QueueSlots(0)
+    for first in range(0, 1_000_000, 1_000):
+        slots.put(first, 1_000, State.LEASED, attempt=1, lease=7, deadline_ms=9)
+        slots.advance_to(first + 1_000)
+        slots.settle(max(1, first), 1_000 - (first == 0))
+
+    assert slots.prefix == 0
+    assert slots.unsettled == 1
+    assert len(slots.dump().chunks) == 1
+    assert len(slots._chunks) <= 2
+
+
+def test_a_million_unsettled_messages_take_twenty_bytes_each():
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        slots = QueueSlots(0)
+        for offset in range(100_000):
+            slots.put(offset, 1, State.LEASED, attempt=1, lease=offset + 1, deadline_ms=9)
+            slots.advance_to(offset + 1)
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+
+    assert slots.unsettled == 100_000
+    assert taken / 100_000 < 22
