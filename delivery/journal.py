@@ -43,11 +43,12 @@ class LeaseJournal:
     ) -> None:
         """Append messages and events as one unit, and apply the events; not where the table has them already (`applies`).
 
+        Events alone are appended from the reserve: a full disk keeps nobody from being done with what he has.
         On disk on return where `durability` says so. Raises what `MessageStore.append` raises; nothing is applied then.
         """
         now_ms = self.clock.wall_ms()
         notes = [event_message(event, now_ms=now_ms) for event in events]
-        appended = await self.store.append([*messages, *notes], durability=durability)
+        appended = await self.store.append([*messages, *notes], durability=durability, from_reserve=not messages)
         if durability is Durability.SYNCED and not appended[-1].durable and isinstance(self.store, SyncedPosition):
             # The sync takes longer than the engine's limit, and an acknowledgement is not answered before it is on disk.
             await self.store.wait_durable(appended[-1])

@@ -11,7 +11,9 @@ from typing import NamedTuple
 import structlog
 
 from delivery import receipt, retry_message
-from delivery.groups import GroupRules, Matches, Start, matcher
+from delivery.filtered_read import read_matching
+from delivery.filters import Filter
+from delivery.groups import GroupRules, Start, filter_of
 from delivery.journal import LeaseJournal
 from delivery.lease_events import Leased, Position, Reset
 from delivery.lease_table import Attempt, GroupLeases, QueueLeases
@@ -23,8 +25,9 @@ from storage.errors import CorruptRecord, OffsetExpired, UnknownTopic
 from storage.identifiers import Random
 from storage.message import Durability, QueueId, StoredMessage
 
-_SCAN_MESSAGES = 800  # looked at in one read where a filter passes over most, as RocketMQ's maxFilterMessageSize allows
-_SCAN_READS = 10  # of these in one turn, so that others get theirs
+_SCAN_CODES = 16_000  # messages that a filter may pass over in one read by the hash of their tag
+_SCAN_READS = 10  # of these in one receive, so that others get their turn
+_ORDERED_MESSAGES = 256  # read at once where some may have to wait for their keys
 _MOST_PASSED = 10_000  # of one queue of an ordered group: behind so many that wait for their keys nothing is looked at
 _READ_BYTES = 8 << 20
 _LEARN_MESSAGES = 512
@@ -284,57 +287,66 @@ class Receiving:
             await self._settling.give_up(taking.leases, rules, exhausted)
 
     async def _take_new(self, taking: Taking, queue: QueueLeases, rules: GroupRules) -> None:
-        slots, matches = queue.slots, matcher(rules.subscriptions, queue.queue.topic)
-        is_plain = matches is None and not rules.ordered and not queue.is_retry
+        slots, wanted = queue.slots, filter_of(rules.subscriptions, queue.queue.topic)
+        is_plain = wanted.is_everything and not rules.ordered and not queue.is_retry
         for _ in range(_SCAN_READS):
             bounds = await self._store.offsets(queue.queue)
             if slots.cursor < bounds.first:
                 queue.settle(slots.prefix, slots.cursor - slots.prefix)  # what the log has dropped
                 slots.advance_to(bounds.first)
-            if slots.cursor >= bounds.end or (slots.counts[State.OPEN] >= _MOST_PASSED and rules.ordered):
+            has_passed_many = rules.ordered and slots.counts[State.OPEN] >= _MOST_PASSED
+            if taking.is_full or slots.cursor >= bounds.end or has_passed_many:
                 return
-            count = taking.left if is_plain else min(max(taking.left, _SCAN_MESSAGES), _SCAN_MESSAGES)
-            max_bytes = taking.left_bytes if is_plain else _READ_BYTES
-            messages = await self._read(queue.queue, slots.cursor, count, max_bytes)
-            if is_plain and messages:
-                if not taking.fits(messages[0]):
-                    return
-                taking.lend_run(queue, slots.cursor, messages)
-                slots.advance_to(slots.cursor + len(messages))
-            elif messages:
-                self._take_chosen(taking, queue, rules, messages, matches)
+            if is_plain:
+                await self._take_plain(taking, queue)
             else:
-                slots.advance_to(slots.cursor + 1)  # damaged: it can never be handed out
-            if taking.is_full:
-                return
+                await self._take_chosen(taking, queue, wanted)
 
-    def _take_chosen(
-        self,
-        taking: Taking,
-        queue: QueueLeases,
-        rules: GroupRules,
-        messages: list[StoredMessage],
-        matches: Matches | None,
-    ) -> None:
+    async def _take_plain(self, taking: Taking, queue: QueueLeases) -> None:
+        """All as they come."""
+        slots = queue.slots
+        messages = await self._read(queue.queue, slots.cursor, taking.left, taking.left_bytes)
+        if not messages:
+            slots.advance_to(slots.cursor + 1)  # damaged: it can never be handed out
+        elif taking.fits(messages[0]):
+            taking.lend_run(queue, slots.cursor, messages)
+            slots.advance_to(slots.cursor + len(messages))
+
+    async def _take_chosen(self, taking: Taking, queue: QueueLeases, wanted: Filter) -> None:
         """One by one: some are not for the group, some must wait for their key."""
-        is_retry = queue.is_retry
-        at = queue.slots.cursor
+        slots, order = queue.slots, queue.order
+        count = taking.left if order is None else _ORDERED_MESSAGES
+        try:
+            messages, end = await read_matching(
+                self._store,
+                queue.queue,
+                slots.cursor,
+                wanted,
+                max_scanned=_SCAN_CODES,
+                max_messages=count,
+                max_bytes=max(1, taking.left_bytes),
+            )
+        except (CorruptRecord, OffsetExpired) as error:
+            log.error("message_damaged", queue=str(queue.queue), queue_offset=slots.cursor, reason=str(error))
+            slots.advance_to(slots.cursor + 1)
+            return
         for message in messages:
-            is_wanted = self._is_current(taking.leases, message) if is_retry else matches is None or matches(message)
-            if is_wanted:
-                if not taking.fits(message):
-                    break
-                key = message.ordering_key or ""
-                if queue.order is not None and queue.order.is_blocked(key) and (queue.index, key) not in taking.keys:
-                    queue.slots.put(at, 1, State.OPEN, attempt=0)
-                    queue.order.note(at, key, is_held=False)
-                else:
-                    taking.lend(queue, at, self._first_attempt(taking, queue, message), message)
-                    if queue.order is not None:
-                        queue.order.note(at, key, is_held=True)
-                        taking.keys.add((queue.index, key))
-            at += 1
-        queue.slots.advance_to(at)
+            offset = message.queue_offset
+            if queue.is_retry and not self._is_current(taking.leases, message):
+                continue
+            if not taking.fits(message):
+                end = offset
+                break
+            key = message.ordering_key or ""
+            if order is not None and order.is_blocked(key) and (queue.index, key) not in taking.keys:
+                slots.put(offset, 1, State.OPEN, attempt=0)
+                order.note(offset, key, is_held=False)
+                continue
+            taking.lend(queue, offset, self._first_attempt(taking, queue, message), message)
+            if order is not None:
+                order.note(offset, key, is_held=True)
+                taking.keys.add((queue.index, key))
+        slots.advance_to(end)
 
     def _first_attempt(self, taking: Taking, queue: QueueLeases, message: StoredMessage) -> int:
         """Of a message that is handed out from here for the first time."""
@@ -348,8 +360,7 @@ class Receiving:
     def _is_wanted(self, leases: GroupLeases, queue: QueueLeases, rules: GroupRules, message: StoredMessage) -> bool:
         if queue.is_retry:
             return self._is_current(leases, message)
-        matches = matcher(rules.subscriptions, queue.queue.topic)
-        return matches is None or matches(message)
+        return filter_of(rules.subscriptions, queue.queue.topic).matches(message)
 
     @staticmethod
     def _is_current(leases: GroupLeases, message: StoredMessage) -> bool:

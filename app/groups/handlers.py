@@ -13,6 +13,7 @@ from app.registry.consumer_groups import ConsumerGroup
 from app.services import Services
 from app.topics.schemas import PageQuery
 from delivery import groups as delivery
+from delivery.filters import compile_filter
 from storage.errors import MessagingError
 
 _decoder = msgspec.json.Decoder(GroupInput)
@@ -70,8 +71,11 @@ def _subscriptions(services: Services, given: Sequence[SubscriptionInput]) -> li
             raise refusal from error
         if one.topic in found:
             raise invalid_field(f"/topics/{index}/topic", "not_allowed", f"topic {one.topic} stands twice")
-        kind, expression = ("tag", "*") if one.filter is UNSET else (one.filter.kind, one.filter.expression)
-        found[one.topic] = delivery.Subscription(one.topic, kind, expression)
+        if one.filter is UNSET:
+            found[one.topic] = delivery.Subscription(one.topic)
+            continue
+        compile_filter(one.filter.kind, one.filter.expression, pointer=f"/topics/{index}/filter/expression")
+        found[one.topic] = delivery.Subscription(one.topic, one.filter.kind, one.filter.expression)
     return list(found.values())
 
 

@@ -8,6 +8,7 @@ from msgspec import UNSET, Meta, UnsetType
 from app.consume.schemas import LeaseMs
 from app.messages.schemas import MAX_DELAY_MS, MAX_ENTRIES, Offset, Timestamp
 from app.topics.schemas import TopicName
+from delivery.filters import MAX_EXPRESSION_BYTES, FilterKind
 from delivery.groups import ATTEMPTS, BACKOFF_MS, MOST_ATTEMPTS
 
 MAX_TOPICS = 100
@@ -16,8 +17,10 @@ MAX_TOPICS = 100
 class FilterInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Which messages of a topic the group reads. It belongs to the group: every consumer has the same."""
 
-    kind: Literal["tag"] = "tag"
-    expression: Annotated[str, Meta(min_length=1, max_length=4_096, description="`paid`, `paid || created`, `*`.")]
+    kind: FilterKind = "tag"
+    expression: Annotated[
+        str, Meta(max_length=MAX_EXPRESSION_BYTES, description="`paid || created`, or with sql92 `amount > 100`.")
+    ]
 
 
 class SubscriptionInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
