@@ -4,7 +4,7 @@ Whatever passes `tests/conformance` may stand behind it. No address of an engine
 that receipts show and that a final record hands back as its half message's place; nobody above computes with it.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
@@ -91,6 +91,35 @@ class Reserve(Protocol):
         """About so many bytes are to be appended from the reserve some day; it is to hold them."""
 
 
+PutBack = Callable[[Mapping[QueueId, int]], Awaitable[None]]
+"""Told the first offset of each queue that stays; writes again, durably, what must not go with those before it."""
+
+
+class DiskUsage(NamedTuple):
+    """Ratios of the space that there is, 0 to 1, and what happens above which."""
+
+    used_ratio: float
+    clean_above: float  # what has expired is dropped at any hour
+    force_above: float
+    refuse_above: float  # new messages are refused
+    is_writable: bool  # new messages are taken
+    projected_full_at_ms: int | None  # when they will be refused, if it goes on like this
+
+
+@runtime_checkable
+class Retention(Protocol):
+    """Engines that drop old messages by themselves."""
+
+    async def expire(self, now_ms: int, put_back: PutBack) -> int:
+        """Drop some of what has expired, if it is time; 0 where nothing was. Not to be called again before it returns.
+
+        Before anything goes `put_back` is called. What it raises is raised, and nothing was dropped then.
+        """
+
+    def disk_usage(self) -> DiskUsage:
+        """As it was when `expire` was last called."""
+
+
 @runtime_checkable
 class KeyLookup(Protocol):
     """Engines that find messages by what they are called."""
@@ -155,7 +184,8 @@ class Snapshots(Protocol):
         """Keep it in place of the last one of this name."""
 
     async def load_snapshot(self, name: str) -> Snapshot | None:
-        """The last one kept; None where there is none, or it is damaged, or it reflects more than the log now holds."""
+        """The last one kept; None where there is none, or it is damaged, or it reflects more than the log now holds, or the
+        log does not hold all that came after it any more."""
 
 
 NEVER_MS = 1 << 60  # what is due then or later is kept and can be read, and its time does not come
@@ -272,7 +302,7 @@ async def read_each(
 
 async def find_message(store: MessageStore, queue: QueueId, from_offset: int, message_id: str) -> StoredMessage | None:
     """The first message of this id at or behind an offset where it is expected soon; None where it is not there."""
-    at = from_offset
+    at = max(from_offset, (await store.offsets(queue)).first)
     while messages := await store.read(queue, at, max_messages=64, max_bytes=1 << 20):
         for message in messages:
             if message.message_id == message_id:

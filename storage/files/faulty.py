@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import PurePath
 
-from storage.files.vfs import File, Lock, MappedRegion, Vfs
+from storage.files.vfs import File, Lock, MappedRegion, Space, Vfs
 
 # Called before each call that reaches the disk, with its name ("write", "sync", ...) and the file's path; raises to fail it.
 Plan = Callable[[str, PurePath], None]
@@ -89,6 +89,10 @@ class FaultyVfs:
 
     def lock(self, path: PurePath) -> Lock:
         return self._inner.lock(path)
+
+    def space(self, path: PurePath) -> Space:
+        self._plan("space", path)
+        return self._inner.space(path)
 
     def process_id(self) -> int:
         return self._inner.process_id()

@@ -10,11 +10,12 @@ from storage.files.vfs import File, Vfs
 
 
 class _Handle:
-    __slots__ = ("file", "users")
+    __slots__ = ("file", "is_forgotten", "users")
 
     def __init__(self, file: File) -> None:
         self.file = file
         self.users = 0
+        self.is_forgotten = False
 
 
 class Handles:
@@ -42,6 +43,17 @@ class Handles:
         finally:
             with self._lock:
                 handle.users -= 1
+                if handle.is_forgotten and not handle.users:
+                    handle.file.close()
+
+    def forget(self, path: PurePath) -> None:
+        """The file is gone: close it, once nobody uses it any more."""
+        with self._lock:
+            handle = self._handles.pop(path, None)
+            if handle is not None:
+                handle.is_forgotten = True
+                if not handle.users:
+                    handle.file.close()
 
     def close(self) -> None:
         with self._lock:

@@ -4,7 +4,7 @@ A segment appears under its name with its full length and space behind every byt
 Stores go through a mapping and reads through the file, except near the end of what was written, where the mapping is known to
 be in memory.
 
-The list of segments is replaced, never changed in place: the preparing thread adds, every other thread reads.
+The list of segments is replaced, never changed in place: the preparing thread adds and drops, every other thread reads.
 """
 
 from collections.abc import Iterator
@@ -89,6 +89,18 @@ class Segments:
         path = self._directory / names.file_name(base_offset)
         durable.make_sized(self._vfs, path, self._segment_bytes, scratch=self._scratch, with_space=True)
         return self._open(base_offset)
+
+    def drop_first(self) -> Segment:
+        """Remove the oldest segment, durably on return, so that no crash leaves a gap behind one that is still there.
+
+        Never the last one. The caller closes it once nobody reads it any more.
+        """
+        first = self._segments[0]
+        assert len(self._segments) > 1, "the last segment stays"
+        self._vfs.remove(first.path)
+        self._vfs.sync_directory(self._directory)
+        self._segments = self._segments[1:]
+        return first
 
     def store(self, offset: int, data: bytes) -> None:
         """Into one segment, in one step."""

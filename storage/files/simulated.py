@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import PurePath
 from random import Random
 
+from storage.files.vfs import Space
+
 SECTOR_BYTES = 512
 
 
@@ -226,6 +228,8 @@ class SimulatedDisk:
         self.fail_sync_number: int | None = None  # this sync of a file, counted from 1, fails
         self.on_cut: Callable[[], None] = lambda: None
         self.is_off = False
+        self.total_bytes = 1 << 40
+        self.used_by_others = 0
 
     def operate(self) -> None:
         """One operation that changes the disk is about to happen. Raises PowerCut when its time has come."""
@@ -304,6 +308,11 @@ class SimulatedDisk:
             raise BlockingIOError(str(path))
         self._locks.add(path)
         return _SimulatedLock(self._locks, path)
+
+    def space(self, path: PurePath) -> Space:
+        inodes = {id(inode): inode for folder in self._folders.values() for inode in folder.live.values()}
+        used_bytes = self.used_by_others + sum(len(inode.live) for inode in inodes.values())
+        return Space(used_bytes, max(0, self.total_bytes - used_bytes))
 
     def process_id(self) -> int:
         return 1

@@ -12,11 +12,24 @@ import mmap
 import os
 from collections.abc import Callable
 from pathlib import PurePath
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 T = TypeVar("T")
 
 PAGE_BYTES = 4096
+
+
+class Space(NamedTuple):
+    """Of the file system that a folder lies on; `usable_bytes` leaves out what is kept for root."""
+
+    used_bytes: int
+    usable_bytes: int
+
+    @property
+    def used_ratio(self) -> float:
+        """Rounded up to whole percents. Source: RocketMQ UtilAll#getDiskPartitionSpaceUsedPercent."""
+        total_bytes = self.used_bytes + self.usable_bytes
+        return -(-100 * self.used_bytes // total_bytes) / 100 if total_bytes else 1.0
 
 
 class MappedRegion(Protocol):
@@ -102,6 +115,8 @@ class Vfs(Protocol):
 
     def lock(self, path: PurePath) -> Lock:
         """Own the folder, or the file from its first byte, until closed. BlockingIOError while another process does."""
+
+    def space(self, path: PurePath) -> Space: ...
 
     def process_id(self) -> int: ...
 
@@ -257,6 +272,10 @@ class OsVfs:
             os.close(fd)
             raise
         return _OsLock(fd)
+
+    def space(self, path: PurePath) -> Space:
+        found = os.statvfs(path)
+        return Space((found.f_blocks - found.f_bfree) * found.f_frsize, found.f_bavail * found.f_frsize)
 
     def process_id(self) -> int:
         return os.getpid()

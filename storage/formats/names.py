@@ -15,6 +15,7 @@ SENT_KEY_TOPIC = "rmq_sys_escrowmq_sent_keys"
 SCHEDULE_MARK_TOPIC = "rmq_sys_escrowmq_schedules"
 CRON_TOPIC = "rmq_sys_escrowmq_cron"
 LEASE_TOPIC = "rmq_sys_escrowmq_leases"
+QUEUE_END_TOPIC = "rmq_sys_escrowmq_queue_ends"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
 
 RETRY_PREFIX = "%RETRY%"

@@ -27,7 +27,8 @@ RECONSUME_TIME = "RECONSUME_TIME"
 ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
 DLQ_ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
 DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
-PREPARED_QUEUE_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"  # on a copy of a half that a broker has stored again
+PREPARED_QUEUE_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"  # on a copy of a half: the queue offset of the first one
+CHECK_TIMES = "TRANSACTION_CHECK_TIMES"  # on a copy of a half: how often its producer was asked
 
 CONTENT_TYPE = "__content_type"
 SCHEDULE_ID = "__schedule"  # on a delayed message, and on it when it is delivered

@@ -62,8 +62,11 @@ class CommitLog:
         """The record that begins there, where the caller does not know its length; None where none does."""
         if not self.first_offset <= offset < self.written_end:
             return None
-        length = self._length_at(offset)
-        return self.read(offset, length) if length else None
+        try:
+            length = self._length_at(offset)
+            return self.read(offset, length) if length else None
+        except IndexError:  # its segment was dropped meanwhile
+            return None
 
     def decode(self, raw: bytes, offset: int, length: int) -> Record:
         """The record that these bytes of the log are. Raises CorruptRecord."""

@@ -4,7 +4,7 @@ New entries are kept in memory until the derive lane has written them; only entr
 so the files never say more than the log. The owner's thread owns the tables, the derive lane writes files, the read lane reads.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -146,6 +146,19 @@ class ConsumeQueues:
         return found
 
 
+def _first_at(bounds: OffsetRange, log_offset: int, entries_at: Callable[[int], list[QueueEntry]]) -> int:
+    """A search in [first, end): entries point ever further into the log."""
+    low, high = bounds
+    middle = low  # nearly always it is the first
+    while low < high:
+        if entries_at(middle)[0].physical_offset >= log_offset:
+            high = middle
+        else:
+            low = middle + 1
+        middle = (low + high) // 2
+    return low
+
+
 class QueueFiles:
     """The files of all queues: sparse, of one length, `<topic>/<queue>/<20 digits of the byte address>`."""
 
@@ -172,6 +185,29 @@ class QueueFiles:
         with self._handles.use(path) as file:
             raw = file.read(at, length)
         return list(queue_entry.decode_all(raw[: len(raw) // ENTRY_BYTES * ENTRY_BYTES]))
+
+    def first_at(self, queue: ConsumeQueue, log_offset: int) -> int:
+        """The first of the queue's messages that lies at or behind this place in the log, or its end; the read lane's."""
+        return _first_at(queue.bounds, log_offset, lambda queue_offset: self.entries(queue, queue_offset, 1))
+
+    def first_stored_at(self, queue: QueueId, bounds: OffsetRange, log_offset: int) -> int:
+        """As `first_at`, from the files alone. Raises FileNotFoundError, IndexError where they do not have what it takes."""
+        return _first_at(bounds, log_offset, lambda queue_offset: self.read(queue, queue_offset, 1))
+
+    def drop_before(self, queue: QueueId, queue_offset: int) -> None:
+        """Remove the files that have only entries before this one; never the last. The derive lane's."""
+        folder = self._directory / queue.topic / str(queue.number)
+        if not self._vfs.exists(folder):
+            return
+        bases = sorted(base for base in map(names.base_offset, self._vfs.list_directory(folder)) if base is not None)
+        going = [base for base in bases[:-1] if base + self._file_bytes <= queue_offset * ENTRY_BYTES]
+        for base in going:
+            path = folder / names.file_name(base)
+            self._handles.forget(path)
+            self._unsynced.discard(path)
+            self._vfs.remove(path)
+        if going:
+            self._vfs.sync_directory(folder)
 
     def write(self, unflushed: Unflushed) -> None:
         """The derive lane's."""

@@ -94,13 +94,14 @@ class Deriver:
         self.indexed_end = writer.visible_end  # the derive lane moves it
         self._waiting: list[Callable[[bool], None]] = []
         self._thorough_ms = clock.monotonic_ms()
-        self._thorough_end = writer.visible_end
+        self.thorough_end = writer.visible_end  # all below is in the files, and snapshots say so
+        self.thorough_begun = self.thorough_ended = 0  # rounds, by number
         self._timer: Timer | None = None
 
     @property
     def backlog_bytes(self) -> int:
         """How much log a start would have to replay."""
-        return self._writer.visible_end - self._thorough_end
+        return self._writer.visible_end - self.thorough_end
 
     def note_visible(self, queues: Iterable[ConsumeQueue]) -> None:
         self._dirty.update(dict.fromkeys(queues))
@@ -155,6 +156,7 @@ class Deriver:
             snapshots, self._kept = self._kept, {}
             if self._offsets.has_changed:
                 snapshots[OFFSETS_SNAPSHOT] = Snapshot(self._offsets.encode(), {OFFSET_QUEUE: self._queues[OFFSET_QUEUE].end})
+            self.thorough_begun += 1
             queues_snapshot = QueuesSnapshot.of(self._queues, log_offset=log_end, stored_at_ms=stored_at_ms)
             due = self._due_index.freeze()
         unflushed = [queue.take_unflushed() for queue in dirty]
@@ -207,7 +209,8 @@ class Deriver:
             unflushed.queue.note_flushed(unflushed.end)
         if round_.is_thorough:
             self._thorough_ms = self._clock.monotonic_ms()
-            self._thorough_end = round_.log_end
+            self.thorough_end = round_.log_end
+            self.thorough_ended = self.thorough_begun
             self._runner.beside(
                 Lane.FLUSH, lambda: self._checkpoint.note_queues(round_.stored_at_ms), lambda _: None, self._on_failure
             )  # fmt: skip

@@ -3,6 +3,8 @@
 A committed offset is a small message: its body is JSON, {"group", "topic", "queue", "offset"}; the last one counts.
 """
 
+from typing import NamedTuple
+
 import msgspec
 
 from storage.formats.names import OFFSET_TOPIC
@@ -20,7 +22,14 @@ class _Commit(msgspec.Struct, frozen=True):
 
 
 _decoder = msgspec.json.Decoder(_Commit)
-_table_decoder = msgspec.msgpack.Decoder(list[tuple[str, str, int, int]])
+_table_decoder = msgspec.msgpack.Decoder(list[tuple[str, str, int, int, int]])
+
+
+class _Kept(NamedTuple):
+    """An offset, and where in the offset topic the message lies that says so."""
+
+    queue_offset: int
+    place: int
 
 
 def commit_message(group: str, queue: QueueId, queue_offset: int, *, message_id: str, now_ms: int) -> Message:
@@ -32,26 +41,37 @@ class GroupOffsets:
     """The owner's thread."""
 
     def __init__(self) -> None:
-        self._offsets: dict[tuple[str, QueueId], int] = {}
+        self._offsets: dict[tuple[str, QueueId], _Kept] = {}
         self.has_changed = False  # since the last encode()
 
     def get(self, group: str, queue: QueueId) -> int | None:
-        return self._offsets.get((group, queue))
+        kept = self._offsets.get((group, queue))
+        return None if kept is None else kept.queue_offset
 
-    def set(self, group: str, queue: QueueId, queue_offset: int) -> None:
-        self._offsets[group, queue] = queue_offset
+    def set(self, group: str, queue: QueueId, queue_offset: int, *, place: int) -> None:
+        self._offsets[group, queue] = _Kept(queue_offset, place)
         self.has_changed = True
 
-    def apply(self, body: bytes) -> None:
+    def below(self, place: int) -> list[tuple[str, QueueId, int]]:
+        """(group, queue, offset) of what messages before this place say, and no later one."""
+        return [(group, queue, kept.queue_offset) for (group, queue), kept in self._offsets.items() if kept.place < place]
+
+    def apply(self, body: bytes, *, place: int) -> None:
         """A message of the offset topic, in their order."""
         commit = _decoder.decode(body)
-        self.set(commit.group, QueueId(commit.topic, commit.queue), commit.offset)
+        self.set(commit.group, QueueId(commit.topic, commit.queue), commit.offset, place=place)
 
     def encode(self) -> bytes:
         self.has_changed = False
-        rows = [(group, queue.topic, queue.number, offset) for (group, queue), offset in self._offsets.items()]
+        rows = [(group, queue.topic, queue.number, *kept) for (group, queue), kept in self._offsets.items()]
         return msgspec.msgpack.encode(rows)
 
-    def restore(self, data: bytes) -> None:
-        for group, topic, number, offset in _table_decoder.decode(data):
-            self.set(group, QueueId(topic, number), offset)
+    def restore(self, data: bytes) -> bool:
+        """False where an older version encoded it: the log has it all."""
+        try:
+            rows = _table_decoder.decode(data)
+        except msgspec.ValidationError:
+            return False
+        for group, topic, number, offset, place in rows:
+            self.set(group, QueueId(topic, number), offset, place=place)
+        return True

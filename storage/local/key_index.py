@@ -1,14 +1,14 @@
 """The key index: where the messages with a key lie in the log, in RocketMQ's index files. Derived; the log gives it back.
 
 A reader of the log: the derive lane feeds it what has become durable, a piece at a time, so that an append costs nothing more.
-What is newer than the files is looked for in the log itself (`key_search.py`). The read lane asks while the derive lane writes.
+What is newer than the files is looked for in the log itself (`key_lookup.py`). The read lane asks while the derive lane writes.
 
 Files are written in an order that a crash cannot spoil: the entries, then the slots that point at them, then the header that
 counts them, each synced before the next. A start believes the header, leads slots that point past it back along their chains,
 and is fed again from where the header ends.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -36,10 +36,10 @@ class KeyIndex:
         self._slots = slots
         self._entries = entries
         self._scratch = scratch
-        self._files: tuple[_IndexFile, ...] = ()
+        self._files: tuple[IndexFile, ...] = ()
         names = [name for name in vfs.list_directory(directory) if index_file.is_file_name(name)]
         for name in names:
-            file = _IndexFile(vfs, directory / name, slots=slots, entries=entries)
+            file = IndexFile(vfs, directory / name, slots=slots, entries=entries)
             if file.has_its_length:
                 self._files = (*self._files, file)
             else:
@@ -93,6 +93,21 @@ class KeyIndex:
                 return
             yield from file.chain(key_hash, from_ms=from_ms, to_ms=to_ms)
 
+    def forget_before(self, log_offset: int) -> list["IndexFile"]:
+        """The oldest files, that lead to nothing at or behind this place; never the last. `remove` them, then close them."""
+        count = 0
+        while count < len(self._files) - 1 and self._files[count].header.end_offset < log_offset:
+            count += 1
+        forgotten, self._files = self._files[:count], self._files[count:]
+        return list(forgotten)
+
+    def remove(self, files: Sequence["IndexFile"]) -> None:
+        """Forgotten ones, durably on return."""
+        for file in files:
+            self._vfs.remove(file.path)
+        if files:
+            self._vfs.sync_directory(self._directory)
+
     def close(self) -> None:
         files, self._files = self._files, ()
         for file in files:
@@ -127,13 +142,13 @@ class KeyIndex:
         path = self._directory / name
         length = index_file.file_bytes(self._slots, self._entries)
         durable.make_sized(self._vfs, path, length, scratch=self._scratch, with_space=False)
-        made = _IndexFile(self._vfs, path, slots=self._slots, entries=self._entries)
+        made = IndexFile(self._vfs, path, slots=self._slots, entries=self._entries)
         made.load()
         made.header = inherited
         self._files = (*self._files, made)
 
 
-class _IndexFile:
+class IndexFile:
     """One file; the newest one has its slots in memory."""
 
     def __init__(self, vfs: Vfs, path: PurePath, *, slots: int, entries: int) -> None:

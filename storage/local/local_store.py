@@ -19,17 +19,18 @@ from storage.errors import (
     OffsetBeyondEnd,
     OffsetExpired,
     RejectedError,
+    StorageFull,
     StoreClosed,
     UnknownQueue,
     UnknownTopic,
 )
 from storage.files.segments import Segments
-from storage.files.vfs import Vfs
+from storage.files.vfs import Space, Vfs
 from storage.formats import record as records
 from storage.formats import unit
 from storage.formats.queue_entry import QueueEntry
 from storage.identifiers import Identifiers
-from storage.local import group_offsets
+from storage.local import group_offsets, queue_ends
 from storage.local.arrivals import Arrivals
 from storage.local.checkpoint_file import CheckpointFile
 from storage.local.commit_log import CommitLog
@@ -48,12 +49,14 @@ from storage.local.log_writer import AppendCall, LogWriter
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.local.preparer import Preparer
 from storage.local.recovery import Progress, Recovered, Report, recover
+from storage.local.retention import Retention
 from storage.local.runner import Lane, Runner
 from storage.local.snapshot_files import SnapshotFiles
 from storage.local.timer_files import TimerFolder
 from storage.message import Appended, Durability, Message, OffsetRange, QueueId, StoredMessage
-from storage.store import ANY_LABEL, LAST_MS, DueCounts, DueEntry, DuePage, Scanned, Snapshot
+from storage.store import ANY_LABEL, LAST_MS, DiskUsage, DueCounts, DueEntry, DuePage, PutBack, Scanned, Snapshot
 
+_PUT_BACK_TOGETHER = 1_000  # offsets
 _SEARCH_STEPS = 1_000  # records that a search looks at in one go
 _DECODED_AT_ONCE = 32  # records; about a millisecond
 
@@ -131,6 +134,7 @@ class LocalMessageStore:
         self._waits = True
         self._drained: asyncio.Future[None] | None = None
         self._kept: asyncio.Future[bool] | None = None
+        self._committing: dict[tuple[str, QueueId], asyncio.Future[None]] = {}
         self._synced: list[tuple[int, asyncio.Future[None]]] = []
         self._queues = recovered.queues
         self._offsets = files.offsets
@@ -190,6 +194,21 @@ class LocalMessageStore:
             indexed_end=lambda: self._deriver.indexed_end,
             visible_end=lambda: self._writer.visible_end,
         )
+        self._retention = Retention(
+            self._log,
+            files.segments,
+            self._queues,
+            files.queue_files,
+            files.key_index,
+            self._deriver,
+            self._writer,
+            options,
+            space=files.space,
+            measure=files.measure,
+            in_lane=self._in_lane,
+            append=self._append_own,
+            put_back_offsets=self._put_back_offsets,
+        )
         self._interval = IntervalFlush(self._writer, self._flusher, runner, clock, options)
         self._queues.grow(group_offsets.QUEUE.topic, 1)
         self._preparer.advance(recovered.end)
@@ -216,6 +235,8 @@ class LocalMessageStore:
     ) -> list[Appended]:
         if not messages:
             return []
+        if self._retention.refuses_new and not from_reserve:
+            raise StorageFull
         if len(messages) > unit.MAX_RECORDS:
             raise InvalidRequest(f"{len(messages)} messages in one append, at most {unit.MAX_RECORDS} fit")
         answer: asyncio.Future[list[Appended]] = self._loop.create_future()
@@ -260,21 +281,7 @@ class LocalMessageStore:
         bounds = self._queue(queue).bounds
         if not 0 <= queue_offset <= bounds.end:
             raise OffsetBeyondEnd(requested=queue_offset, available=bounds)
-        message = group_offsets.commit_message(
-            group, queue, queue_offset, message_id=self._identifiers.new("msg"), now_ms=self._clock.wall_ms()
-        )
-        answer: asyncio.Future[None] = self._loop.create_future()
-
-        def done(_: list[Appended]) -> None:
-            # Here and not in the caller's turn: a snapshot of the table must never miss a message that can be read.
-            self._offsets.set(group, queue, queue_offset)
-            _resolve(answer, None)
-
-        queues = [self._queues[group_offsets.QUEUE]]
-        self._writer.add(
-            AppendCall([message], queues, Durability.SYNCED, done=done, failed=_failing(answer), from_reserve=True)
-        )  # fmt: skip
-        await answer
+        await self._commit_offset(group, queue, queue_offset)
 
     def stop_waiting(self) -> None:
         """Every reader that waits, or will, returns at once: the service stops."""
@@ -296,6 +303,15 @@ class LocalMessageStore:
     def is_durable(self, log_offset: int | None) -> bool:
         """SyncedPosition."""
         return log_offset is not None and log_offset < self._flusher.durable_end
+
+    async def expire(self, now_ms: int, put_back: PutBack) -> int:
+        """Retention."""
+        self._check_readable()
+        return await self._retention.run_once(now_ms, put_back)
+
+    def disk_usage(self) -> DiskUsage:
+        """Retention."""
+        return self._retention.usage()
 
     def owe(self, owed_bytes: int) -> None:
         """Reserve."""
@@ -350,8 +366,12 @@ class LocalMessageStore:
         for at, (one, entry, raw) in enumerate(fetched):
             number, consume_queue, queue_offset = one
             try:
+                if isinstance(raw, OffsetExpired):
+                    found[number] = raw
+                    continue
                 if isinstance(raw, CorruptRecord):
                     raise raw
+                assert entry is not None
                 record = self._log.decode(raw, entry.physical_offset, entry.record_bytes)
                 found[number] = self._checked(record, consume_queue, queue_offset)
             except CorruptRecord as damage:
@@ -468,26 +488,36 @@ class LocalMessageStore:
 
     def _fetch_each(
         self, asked: list[tuple[int, ConsumeQueue, int]]
-    ) -> list[tuple[tuple[int, ConsumeQueue, int], QueueEntry, bytes | CorruptRecord]]:
+    ) -> list[tuple[tuple[int, ConsumeQueue, int], QueueEntry | None, bytes | CorruptRecord | OffsetExpired]]:
         """The read lane's: the bytes of each record."""
-        fetched: list[tuple[tuple[int, ConsumeQueue, int], QueueEntry, bytes | CorruptRecord]] = []
+        fetched: list[tuple[tuple[int, ConsumeQueue, int], QueueEntry | None, bytes | CorruptRecord | OffsetExpired]] = []
         at = 0
         while at < len(asked):
             _, queue, queue_offset = asked[at]
             count = 1
             while at + count < len(asked) and asked[at + count][1:] == (queue, queue_offset + count):
                 count += 1  # neighbours lie in one file
-            for entry in self._files.queue_files.entries(queue, queue_offset, count):
+            try:
+                entries = self._entries(queue, queue_offset, count)
+            except OffsetExpired as expired:
+                fetched.append((asked[at], None, expired))
+                at += 1
+                continue
+            for entry in entries:
                 try:
-                    raw: bytes | CorruptRecord = self._log.fetch(entry.physical_offset, entry.record_bytes)
+                    raw: bytes | CorruptRecord | OffsetExpired = self._log.fetch(entry.physical_offset, entry.record_bytes)
                 except CorruptRecord as damage:
                     raw = damage
+                except IndexError:  # its segment was dropped meanwhile
+                    raw = OffsetExpired(requested=asked[at][2], available=queue.bounds)
                 fetched.append((asked[at], entry, raw))
                 at += 1
         return fetched
 
     async def _fill(self, page: "_Page", queue: ConsumeQueue, count: int) -> None:
         """With what is wanted of so many messages."""
+        if page.next_offset < queue.first:  # it was dropped since the last piece
+            raise OffsetExpired(requested=page.next_offset, available=queue.bounds)
         end = min(queue.end, page.next_offset + count)
         if not self._fill_now(page, queue, end):
             await self._in_lane(Lane.READ, lambda: self._fill_waiting(page, queue, end))
@@ -514,16 +544,29 @@ class LocalMessageStore:
     def _fill_waiting(self, page: "_Page", queue: ConsumeQueue, end: int) -> None:
         """The read lane's: asks the files."""
         while page.next_offset < end:
-            for entry in self._files.queue_files.entries(queue, page.next_offset, end - page.next_offset):
+            for entry in self._entries(queue, page.next_offset, end - page.next_offset):
                 if not page.wants(entry):
                     continue
                 try:
                     record = self._log.read(entry.physical_offset, entry.record_bytes)
                     is_full = page.add(self._checked(record, queue, page.next_offset))
+                except IndexError:  # its segment was dropped meanwhile
+                    raise OffsetExpired(requested=page.next_offset, available=queue.bounds) from None
                 except CorruptRecord as damage:
                     is_full = page.end_at(damage)
                 if is_full:
                     return
+
+    def _entries(self, queue: ConsumeQueue, queue_offset: int, count: int) -> list[QueueEntry]:
+        """The read lane's. Raises OffsetExpired where they were dropped meanwhile."""
+        try:
+            entries = self._files.queue_files.entries(queue, queue_offset, count)
+        except FileNotFoundError:
+            entries = []
+        # Asked afterwards: whatever has not expired by then is there.
+        if queue_offset < queue.first or not entries:
+            raise OffsetExpired(requested=queue_offset, available=queue.bounds)
+        return entries
 
     def _checked(self, record: records.Record, queue: ConsumeQueue, queue_offset: int) -> StoredMessage:
         """The message, if it is the one that the queue entry promised."""
@@ -622,6 +665,45 @@ class LocalMessageStore:
         if self._drained is not None and (self._writer.is_idle or self._failure is not None):
             _resolve(self._drained, None)
 
+    # ------------------------------------------------------------------------------------------------------ retention
+
+    async def _append_own(self, messages: Sequence[Message]) -> None:
+        """Durable on return."""
+        self._queues.grow(queue_ends.QUEUE.topic, 1)
+        appended = await self.append(messages, durability=Durability.SYNCED, from_reserve=True)
+        await self.wait_durable(appended[-1])
+
+    async def _put_back_offsets(self, below: int) -> None:
+        """Only those that nobody is about to commit: what is said last counts."""
+        while expiring := self._offsets.below(below):
+            free = [one for one in expiring if one[:2] not in self._committing]
+            if free:
+                await asyncio.gather(*[self._commit_offset(*one) for one in free[:_PUT_BACK_TOGETHER]])
+            else:
+                await asyncio.wait([self._committing[one[:2]] for one in expiring])
+
+    async def _commit_offset(self, group: str, queue: QueueId, queue_offset: int) -> None:
+        message = group_offsets.commit_message(
+            group, queue, queue_offset, message_id=self._identifiers.new("msg"), now_ms=self._clock.wall_ms()
+        )
+        answer: asyncio.Future[None] = self._loop.create_future()
+
+        def done(appended: list[Appended]) -> None:
+            # Here and not in the caller's turn: a snapshot of the table must never miss a message that can be read.
+            self._offsets.set(group, queue, queue_offset, place=appended[0].queue_offset)
+            _resolve(answer, None)
+
+        queues = [self._queues[group_offsets.QUEUE]]
+        self._writer.add(
+            AppendCall([message], queues, Durability.SYNCED, done=done, failed=_failing(answer), from_reserve=True)
+        )  # fmt: skip
+        self._committing[group, queue] = answer
+        try:
+            await answer
+        finally:
+            if self._committing.get((group, queue)) is answer:
+                del self._committing[group, queue]
+
     async def _in_lane(self, lane: Lane, job: Callable[[], T]) -> T:
         return await _in_lane(self._runner, lane, job)
 
@@ -694,6 +776,7 @@ class _Files:
             )
             self._open.append(self.key_index.close)
             self.snapshots = SnapshotFiles(self.directory)
+            self.space = self.measure()
         except BaseException:
             self._close_all()
             raise
@@ -708,13 +791,17 @@ class _Files:
             raise
         return files
 
+    def measure(self) -> Space:
+        return self.directory.vfs.space(self.directory.root)
+
     def load_snapshot(self, name: str, bounds_of: Callable[[QueueId], OffsetRange]) -> Snapshot | None:
-        """The kept one, unless it reflects more than the log holds."""
+        """The kept one, unless it reflects more than the log holds, or the log has dropped what came after it."""
         snapshot = self.snapshots.load(name)
         if snapshot is None:
             return None
         for queue, queue_offset in snapshot.positions.items():
-            if queue_offset > bounds_of(queue).end:
+            bounds = bounds_of(queue)
+            if not bounds.first <= queue_offset <= bounds.end:
                 return None
         return snapshot
 
@@ -750,13 +837,12 @@ class _Files:
         snapshot = self.load_snapshot(OFFSETS_SNAPSHOT, queues.bounds_of)
         found = queues[queue]
         at = found.first
-        if snapshot is not None:
-            self.offsets.restore(snapshot.data)
+        if snapshot is not None and self.offsets.restore(snapshot.data):
             at = snapshot.positions[queue]
         log_ = CommitLog(self.segments, trusted_from=self.recovered.walked_from, written_end=self.recovered.end)
         while at < found.end:
             for entry in self.queue_files.entries(found, at, found.end - at):
-                self.offsets.apply(log_.read(entry.physical_offset, entry.record_bytes).body)
+                self.offsets.apply(log_.read(entry.physical_offset, entry.record_bytes).body, place=at)
                 at += 1
 
     def _close_all(self) -> None:

@@ -155,6 +155,11 @@ class LogWriter:
         return min(1.0, self._queued_bytes / self._options.max_queued_bytes)
 
     @property
+    def is_full(self) -> bool:
+        """Does the disk refuse space for more?"""
+        return self._preparer.is_full
+
+    @property
     def is_idle(self) -> bool:
         """Nothing waits to be written, durable or visible."""
         return not self._calls and not self._units

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from storage.files.vfs import PAGE_BYTES
+from storage.local.retention_plan import OnFull, RetentionPolicy
 
 MIB = 1 << 20
 
@@ -37,6 +38,13 @@ class LocalStoreOptions:
     snapshot_interval_ms: int = 10_000  # derived tables are kept this often,
     snapshot_log_bytes: int = 64 * MIB  # or after so much log: what a start has to replay
     max_open_queue_files: int = 512
+    retention_ms: int = 72 * 3_600_000  # a segment expires when its newest record is older
+    delete_hours: str = "04"  # UTC, with ; between
+    delete_batch: int = 10  # segments in one run
+    clean_above: float = 0.75  # of the disk: what has expired goes at any hour
+    force_above: float = 0.85  # a warning; with on_full = delete_oldest what has not expired goes, too
+    refuse_above: float = 0.90  # new messages are refused
+    on_full: OnFull = OnFull.KEEP
     index_slots: int = 5_000_000  # of the key index: 4 bytes each in memory
     index_file_entries: int = 20_000_000
 
@@ -48,16 +56,32 @@ class LocalStoreOptions:
             "queue_file_entries", "flush_interval_ms", "flush_thorough_interval_ms", "flush_max_bytes", "sync_timeout_ms",
             "slow_sync_ms", "prepare_ahead_bytes", "max_queued_bytes", "reserved_queue_bytes", "max_unit_bytes",
             "queue_flush_interval_ms", "snapshot_interval_ms", "snapshot_log_bytes", "max_open_queue_files",
-            "index_slots",
+            "index_slots", "retention_ms", "delete_batch",
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 < self.clean_above <= self.force_above <= self.refuse_above <= 1:
+            raise ValueError("clean_above, force_above and refuse_above must rise, above 0 and up to 1")
+        if not all(hour.strip().isdigit() and int(hour) < 24 for hour in self.delete_hours.split(";")):
+            raise ValueError(f"delete_hours must be hours from 00 to 23 with ; between, got {self.delete_hours}")
         if not 0 <= self.reserve_bytes <= self.segment_bytes:
             raise ValueError(f"reserve_bytes must be from 0 to segment_bytes, got {self.reserve_bytes}")
         if self.index_file_entries < 2 or self.index_file_entries >= 1 << 31:
             raise ValueError(f"index_file_entries must be from 2 to below 2**31, got {self.index_file_entries}")
         if self.flush_least_pages < 0:
             raise ValueError(f"flush_least_pages must not be negative, got {self.flush_least_pages}")
+
+    @property
+    def retention(self) -> RetentionPolicy:
+        return RetentionPolicy(
+            retention_ms=self.retention_ms,
+            delete_hours=frozenset(map(int, self.delete_hours.split(";"))),
+            batch=self.delete_batch,
+            clean_above=self.clean_above,
+            force_above=self.force_above,
+            refuse_above=self.refuse_above,
+            on_full=self.on_full,
+        )
 
     @property
     def log_reserve_bytes(self) -> int:

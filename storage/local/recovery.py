@@ -118,7 +118,7 @@ def recover(
     slot = checkpoint.slot
     was_closed = slot is not None and slot.is_clean and not directory.is_marked
     queues = ConsumeQueues()
-    snapshot = _load_queues(snapshots, queue_files, key_index, queues)
+    snapshot = _load_queues(snapshots, queue_files, key_index, queues, segments.first_offset)
     begin = snapshot.log_offset if snapshot is not None else segments.first_offset
     if snapshot is None:
         key_index.clear()  # what is fed from the beginning must not be taken for known
@@ -163,9 +163,12 @@ def recover(
 
 
 def _load_queues(
-    snapshots: SnapshotFiles, files: QueueFiles, key_index: KeyIndex, queues: ConsumeQueues
+    snapshots: SnapshotFiles, files: QueueFiles, key_index: KeyIndex, queues: ConsumeQueues, log_begin: int
 ) -> QueuesSnapshot | None:
-    """The queues as they were kept; None where that is not to be had, or the files do not bear it out."""
+    """The queues as they were kept, but for what was dropped since.
+
+    None where that is not to be had, or the files do not bear it out.
+    """
     kept = snapshots.load(QUEUES_SNAPSHOT)
     if kept is None:
         return None
@@ -173,13 +176,22 @@ def _load_queues(
         snapshot = _snapshot_decoder.decode(kept.data)
     except msgspec.DecodeError:
         return None
+    if snapshot.log_offset < log_begin:
+        return None
     if snapshot.index is None or not key_index.bears_out(snapshot.index):
         return None
+    kept_bounds: dict[QueueId, OffsetRange] = {}
     for topic, number, first, end in snapshot.queues:
-        if end > first and not _is_borne_out(files, QueueId(topic, number), OffsetRange(first, end), snapshot.log_offset):
+        queue = QueueId(topic, number)
+        try:
+            bounds = OffsetRange(files.first_stored_at(queue, OffsetRange(first, end), log_begin), end)
+        except (FileNotFoundError, IndexError):
             return None
-    for topic, number, first, end in snapshot.queues:
-        queues.restore(QueueId(topic, number), OffsetRange(first, end))
+        if bounds.end > bounds.first and not _is_borne_out(files, queue, bounds, snapshot.log_offset):
+            return None
+        kept_bounds[queue] = bounds
+    for queue, bounds in kept_bounds.items():
+        queues.restore(queue, bounds)
     return snapshot
 
 

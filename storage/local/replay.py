@@ -7,11 +7,13 @@ from storage.formats import properties, queue_entry
 from storage.formats import record as records
 from storage.formats.delay_levels import DELAY_LEVEL, SCHEDULE_TOPIC, deliver_at_ms
 from storage.formats.scan import Scan
+from storage.local import queue_ends
 from storage.local.consume_queue import ConsumeQueue, ConsumeQueues, QueueFiles
 from storage.message import QueueId, TransactionBits
 
 _QUEUED = (TransactionBits.NONE, TransactionBits.COMMIT)
 _TAG_ITEM = b"\x02TAGS\x01"
+_QUEUE_END_TOPIC = queue_ends.QUEUE.topic.encode("ascii")
 _SCHEDULE_TOPIC = SCHEDULE_TOPIC.encode("ascii")
 _MOST_IN_MEMORY = 1_000_000  # entries; about 100 MB
 
@@ -37,6 +39,8 @@ class Replay:
                 self.last_stored_at_ms = stored_at_ms
             if sys_flag & records.TRANSACTION_MASK not in _QUEUED:
                 continue
+            if topic == _QUEUE_END_TOPIC:
+                self._note_ends(window[offset - window_offset : offset - window_offset + length])
             queue = self._found.get((topic, queue_number))
             if queue is None:
                 queue = self._queues.found(QueueId(topic.decode("utf-8"), queue_number), queue_offset)
@@ -48,6 +52,11 @@ class Replay:
         if self._in_memory >= _MOST_IN_MEMORY:
             self._in_memory = 0
             self._write_queues()
+
+    def _note_ends(self, raw: bytes) -> None:
+        """Queues of which retention has left nothing go on where they ended."""
+        for queue, end in queue_ends.read_ends(records.decode(raw).body):
+            self._queues.found(queue, end)
 
     def _write_queues(self) -> None:
         """The records are durable, or the log would not be walked: so may their entries be."""

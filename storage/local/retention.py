@@ -1,0 +1,191 @@
+"""Drops what has expired: segments of the log, then what is derived from them.
+
+The log is the truth here, too: where its oldest segment begins decides what every queue has. So a segment goes first, each one
+durably before the next; the entries and keys that led to it are of no use any more, and their files go when a snapshot has been
+kept that does not name them. A crash anywhere in between leaves files that nobody asks and that the next run removes.
+
+Before a segment goes, everything in it that still counts is written again: by the floors above (`put_back`), and by us the
+committed offsets and the ends of queues of which nothing is left.
+"""
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Protocol, TypeVar
+
+import structlog
+
+from storage.errors import CorruptRecord
+from storage.files.segments import Segment, Segments
+from storage.files.vfs import Space
+from storage.local import group_offsets, queue_ends
+from storage.local.commit_log import CommitLog
+from storage.local.consume_queue import ConsumeQueue, ConsumeQueues, QueueFiles
+from storage.local.deriver import Deriver
+from storage.local.key_index import IndexFile, KeyIndex
+from storage.local.log_writer import LogWriter
+from storage.local.options import LocalStoreOptions
+from storage.local.retention_plan import UsedSample, plan_deletion, project_full, refuses
+from storage.local.runner import Lane
+from storage.message import Message, QueueId
+from storage.store import DiskUsage, PutBack
+
+_SAMPLE_MS = 60_000
+_SAMPLES = 60
+
+T = TypeVar("T")
+log = structlog.get_logger()
+
+
+class InLane(Protocol):
+    async def __call__(self, lane: Lane, job: Callable[[], T]) -> T: ...
+
+
+class Retention:
+    """The owner's thread."""
+
+    def __init__(
+        self,
+        log_: CommitLog,
+        segments: Segments,
+        queues: ConsumeQueues,
+        queue_files: QueueFiles,
+        key_index: KeyIndex,
+        deriver: Deriver,
+        writer: LogWriter,
+        options: LocalStoreOptions,
+        *,
+        space: Space,
+        measure: Callable[[], Space],
+        in_lane: InLane,
+        append: Callable[[Sequence[Message]], Awaitable[object]],
+        put_back_offsets: Callable[[int], Awaitable[None]],
+    ) -> None:
+        """`put_back_offsets`: commit again what messages of the offset topic below this place say, and no later one."""
+        self._log = log_
+        self._segments = segments
+        self._queues = queues
+        self._queue_files = queue_files
+        self._key_index = key_index
+        self._deriver = deriver
+        self._writer = writer
+        self._policy = options.retention
+        self._measure = measure
+        self._in_lane = in_lane
+        self._append = append
+        self._put_back_offsets = put_back_offsets
+        self._space = space
+        self._samples: deque[UsedSample] = deque(maxlen=_SAMPLES)
+        self._newest_ms: dict[int, int] = {}  # by where the segment begins
+        # What is left of a crash in the middle, or of another process: looked for once.
+        self._to_clean: dict[ConsumeQueue, None] = dict.fromkeys(queue for queue in queues if queue.first)
+        self._index_files: list[IndexFile] = []
+        self._clean_after_round = 0
+        self.refuses_new = refuses(self._policy, used_ratio=space.used_ratio, refused_before=False)
+
+    async def run_once(self, now_ms: int, put_back: PutBack) -> int:
+        """One run; how many segments were dropped. Raises what `put_back` raises: nothing was dropped then."""
+        await self._look_at_disk(now_ms)
+        await self._clean()
+        newest_ms = await self._in_lane(Lane.READ, lambda: self._newest_of_segments(now_ms))
+        count = plan_deletion(newest_ms, self._policy, now_ms=now_ms, used_ratio=self._space.used_ratio)
+        # Of what the derived files do not have yet nothing may go. They follow by themselves, within seconds.
+        going = [segment for segment in list(self._segments)[:count] if segment.end_offset <= self._deriver.thorough_end]
+        if going:
+            await self._drop(going, now_ms, put_back)
+        return len(going)
+
+    def usage(self) -> DiskUsage:
+        policy, space = self._policy, self._space
+        limit_bytes = int((space.used_bytes + space.usable_bytes) * policy.refuse_above)
+        return DiskUsage(
+            used_ratio=space.used_ratio,
+            clean_above=policy.clean_above,
+            force_above=policy.force_above,
+            refuse_above=policy.refuse_above,
+            is_writable=not self.refuses_new and not self._writer.is_full,
+            projected_full_at_ms=project_full(self._samples, limit_bytes=limit_bytes),
+        )
+
+    # ------------------------------------------------------------------------------------------------------- the disk
+
+    async def _look_at_disk(self, now_ms: int) -> None:
+        was_short = self._space.used_ratio > self._policy.force_above
+        self._space = space = await self._in_lane(Lane.READ, self._measure)
+        if not self._samples or now_ms - self._samples[-1].at_ms >= _SAMPLE_MS:
+            self._samples.append(UsedSample(now_ms, space.used_bytes))
+        if space.used_ratio > self._policy.force_above and not was_short:
+            log.warning("disk_nearly_full", used_ratio=space.used_ratio)
+        refused_before = self.refuses_new
+        self.refuses_new = refuses(self._policy, used_ratio=space.used_ratio, refused_before=refused_before)
+        if self.refuses_new != refused_before:
+            log.warning("new_messages_refused" if self.refuses_new else "new_messages_taken", used_ratio=space.used_ratio)
+
+    # ------------------------------------------------------------------------------------------------------- dropping
+
+    def _newest_of_segments(self, now_ms: int) -> list[int]:
+        """The read lane's. Store times never go back: no record of a segment is newer than the first one of the next."""
+        segments = list(self._segments)
+        for segment, following in pairwise(segments):
+            if segment.base_offset not in self._newest_ms:
+                try:
+                    first = self._log.read_at(following.base_offset)
+                except CorruptRecord as damage:
+                    log.error("retention_stopped", file=str(damage.path), reason=damage.reason)
+                    break
+                if first is None:
+                    break
+                self._newest_ms[segment.base_offset] = first.stored_at_ms
+        return [self._newest_ms.get(segment.base_offset, now_ms) for segment in segments[:-1]]
+
+    async def _drop(self, going: Sequence[Segment], now_ms: int, put_back: PutBack) -> None:
+        border = going[-1].end_offset
+        queues = list(self._queues)  # here: it may grow while the lane looks
+        first_kept = await self._in_lane(Lane.READ, lambda: self._first_kept(queues, border))
+        await put_back(first_kept)
+        await self._put_back_own(first_kept, now_ms)
+        # Nobody begins to read there any more; who has begun holds the file open, and is told when it comes to its end.
+        for queue_id, first in first_kept.items():
+            queue = self._queues[queue_id]
+            if first > queue.first:
+                queue.first = first
+                self._to_clean[queue] = None
+        for segment in going:
+            dropped = await self._in_lane(Lane.PREPARE, self._segments.drop_first)
+            await self._in_lane(Lane.READ, dropped.close)
+            self._newest_ms.pop(segment.base_offset, None)
+            log.info("segment_dropped", file=segment.path.name)
+        self._index_files += await self._in_lane(Lane.DERIVE, lambda: self._key_index.forget_before(border))
+        self._clean_after_round = self._deriver.thorough_begun
+
+    def _first_kept(self, queues: Sequence[ConsumeQueue], border: int) -> Mapping[QueueId, int]:
+        """The read lane's: of each queue the first message that lies at or behind the border, or its end."""
+        return {queue.id: self._queue_files.first_at(queue, border) for queue in queues}
+
+    async def _put_back_own(self, first_kept: Mapping[QueueId, int], now_ms: int) -> None:
+        await self._put_back_offsets(first_kept.get(group_offsets.QUEUE, 0))
+        emptied = [(queue, first) for queue, first in first_kept.items() if first and first == self._queues[queue].end]
+        messages = queue_ends.end_messages([end for end in emptied if end[0] != queue_ends.QUEUE], now_ms=now_ms)
+        if messages:
+            await self._append(messages)
+
+    # ------------------------------------------------------------------------------------------------------- cleaning
+
+    async def _clean(self) -> None:
+        """Remove the files of derived tables that lead to nothing any more, once no snapshot names them."""
+        if not (self._to_clean or self._index_files) or self._deriver.thorough_ended <= self._clean_after_round:
+            return
+        queues, self._to_clean = list(self._to_clean), {}
+        index_files, self._index_files = self._index_files, []
+
+        def remove() -> None:
+            for queue in queues:
+                self._queue_files.drop_before(queue.id, queue.first)
+            self._key_index.remove(index_files)
+
+        def close() -> None:
+            for file in index_files:
+                file.close()
+
+        await self._in_lane(Lane.DERIVE, remove)
+        await self._in_lane(Lane.READ, close)

@@ -1,0 +1,74 @@
+"""Which segments of the log may go, and whether the disk still takes new messages. Pure.
+
+    the hour of deletion          segments that have expired
+    the disk above clean_above    segments that have expired, at any hour
+    above force_above             the same; with on_full = delete_oldest the oldest ones, expired or not
+    above refuse_above            new messages are refused, until it is below force_above again
+
+Oldest first, so many in one run, up to the first that stays, and never the last segment. A segment has expired when its newest
+record is older than the retention. Source: RocketMQ CleanCommitLogService, MappedFileQueue#deleteExpiredFileByTime.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+_HOUR_MS = 3_600_000
+
+
+class OnFull(Enum):
+    """What becomes of messages that have not expired when the disk is nearly full."""
+
+    KEEP = "keep"
+    DELETE_OLDEST = "delete_oldest"
+
+
+class RetentionPolicy(NamedTuple):
+    """Ratios are of the disk's space, 0 to 1."""
+
+    retention_ms: int
+    delete_hours: frozenset[int]  # UTC, the whole hour
+    batch: int
+    clean_above: float
+    force_above: float
+    refuse_above: float
+    on_full: OnFull
+
+
+def plan_deletion(newest_ms: Sequence[int], policy: RetentionPolicy, *, now_ms: int, used_ratio: float) -> int:
+    """How many of the first segments may go.
+
+    `newest_ms`: of each segment but the last, oldest first, a time at or behind which nothing was stored in it.
+    """
+    is_forced = used_ratio > policy.force_above and policy.on_full is OnFull.DELETE_OLDEST
+    is_time = (now_ms // _HOUR_MS) % 24 in policy.delete_hours or used_ratio > policy.clean_above
+    count = 0
+    for newest in newest_ms[: policy.batch]:
+        has_expired = now_ms - newest >= policy.retention_ms
+        if not (is_forced or (is_time and has_expired)):
+            break
+        count += 1
+    return count
+
+
+def refuses(policy: RetentionPolicy, *, used_ratio: float, refused_before: bool) -> bool:
+    """Are new messages to be refused? Between the two borders it stays as it was."""
+    if used_ratio > policy.refuse_above:
+        return True
+    return refused_before and used_ratio > policy.force_above
+
+
+class UsedSample(NamedTuple):
+    at_ms: int
+    used_bytes: int
+
+
+def project_full(samples: Sequence[UsedSample], *, limit_bytes: int) -> int | None:
+    """When the disk reaches the limit if it fills as it did from the first sample to the last; None where it does not fill."""
+    if len(samples) < 2:
+        return None
+    first, last = samples[0], samples[-1]
+    grown_bytes, passed_ms = last.used_bytes - first.used_bytes, last.at_ms - first.at_ms
+    if grown_bytes <= 0 or passed_ms <= 0:
+        return None
+    return last.at_ms + max(0, limit_bytes - last.used_bytes) * passed_ms // grown_bytes

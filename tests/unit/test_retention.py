@@ -1,0 +1,271 @@
+"""What has expired is dropped, and everything that still counts survives it: offsets of queues and groups, and a crash."""
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+
+from storage.errors import OffsetExpired, StorageFull
+from storage.files.simulated import SimulatedDisk
+from storage.local.local_store import LocalMessageStore
+from storage.local.options import LocalStoreOptions
+from storage.local.retention_plan import OnFull
+from storage.message import Durability, QueueId
+from storage.store import Snapshot
+from tests.support.builders import message
+from tests.support.simulation import ROOT, World
+
+ORDERS, RARE = QueueId("orders", 0), QueueId("rare", 1)
+EVERYTHING = {"max_messages": 10_000, "max_bytes": 1 << 30}
+EVERY_HOUR = ";".join(map(str, range(24)))
+OPTIONS = {
+    "segment_bytes": 16_384,
+    "prepare_ahead_bytes": 8_192,
+    "queue_file_entries": 10,
+    "index_slots": 16,
+    "index_file_entries": 20,
+    "queue_flush_interval_ms": 10,
+    "snapshot_interval_ms": 50,
+    "retention_ms": 60_000,
+    "delete_hours": EVERY_HOUR,
+}
+
+
+async def nothing(first_kept: Mapping[QueueId, int]) -> None:
+    """There is nobody above who would write anything again."""
+
+
+async def open_store(world: World, **given: object) -> LocalMessageStore:
+    store = await world.open_store(LocalStoreOptions(**{**OPTIONS, **given}))
+    await store.create_topic("orders", queue_count=1)
+    await store.create_topic("rare", queue_count=2)
+    return store
+
+
+async def send(store: LocalMessageStore, count: int, *, begin: int = 0) -> None:
+    for number in range(begin, begin + count):
+        await store.append([message(b"x" * 1_000, queue=ORDERS, message_id=f"m{number}", key=f"k{number}")])
+
+
+async def expire(world: World, store: LocalMessageStore, put_back=nothing) -> int:
+    return await store.expire(world.clock.wall_ms(), put_back)
+
+
+async def ids(store: LocalMessageStore, queue: QueueId = ORDERS) -> list[str]:
+    first = (await store.offsets(queue)).first
+    return [found.message_id for found in await store.read(queue, first, **EVERYTHING)]
+
+
+def names(world: World, folder: str) -> list[str]:
+    return world.disk.list_directory(ROOT / folder)
+
+
+def in_lives(*lives, disk: SimulatedDisk | None = None, **given) -> SimulatedDisk:
+    """Each life on what the one before it left when it was killed, a minute later."""
+    disk, wall_ms = disk or SimulatedDisk(), 1_800_000_000_000
+    for number, life in enumerate(lives):
+
+        async def main(world: World, life=life) -> None:
+            await life(world, await open_store(world, **given))
+
+        with World(disk, number, wall_ms=wall_ms) as world:
+            world.call(main(world))
+        disk, wall_ms = world.disk.after_kill(), world.clock.wall_ms() + 60_000
+    return disk
+
+
+def test_expired_segments_go_and_reading_below_what_is_left_says_what_there_is():
+    async def life(world, store):
+        await store.append([message(b"first", queue=RARE)])
+        await send(store, 100)
+        assert await expire(world, store) == 0, "nothing has expired"
+        await asyncio.sleep(61)
+        await send(store, 1, begin=100)
+        segments = len(names(world, "commitlog"))
+
+        dropped = await expire(world, store)
+
+        assert 0 < dropped < segments
+        assert len(names(world, "commitlog")) == segments - dropped
+        bounds = await store.offsets(ORDERS)
+        assert 0 < bounds.first < bounds.end == 101
+        assert await ids(store) == [f"m{number}" for number in range(bounds.first, 101)]
+        with pytest.raises(OffsetExpired) as expired:
+            await store.read(ORDERS, bounds.first - 1, **EVERYTHING)
+        assert expired.value.available == bounds
+        assert await store.offsets(RARE) == (1, 1)
+        assert await store.find_messages("k0", topics=["orders"], max_messages=1) == []
+        (found,) = await store.find_messages("k100", topics=["orders"], max_messages=1)
+        assert found.message_id == "m100"
+
+    in_lives(life)
+
+
+def test_nothing_goes_that_has_not_expired_and_never_the_last_segment():
+    async def life(world, store):
+        await send(store, 30)
+        await asyncio.sleep(40)
+        await send(store, 30, begin=30)
+        await asyncio.sleep(30)  # the first half has expired by now
+
+        while await expire(world, store):
+            pass
+
+        first = (await store.offsets(ORDERS)).first
+        assert 0 < first <= 30
+        await asyncio.sleep(300)
+        while await expire(world, store):
+            pass
+        assert (await store.offsets(ORDERS)).end == 60
+        assert await ids(store)
+
+    in_lives(life)
+
+
+def test_what_the_floors_above_write_again_is_told_by_queue_and_a_failure_of_theirs_drops_nothing():
+    async def life(world, store):
+        await send(store, 50)
+        await asyncio.sleep(61)
+        told: list[Mapping[QueueId, int]] = []
+
+        async def refuse(first_kept: Mapping[QueueId, int]) -> None:
+            told.append(first_kept)
+            raise StorageFull
+
+        with pytest.raises(StorageFull):
+            await expire(world, store, refuse)
+        assert (await store.offsets(ORDERS)).first == 0
+        assert await ids(store) == [f"m{number}" for number in range(50)]
+
+        assert await expire(world, store)
+        assert told[0][ORDERS] == (await store.offsets(ORDERS)).first
+
+    in_lives(life)
+
+
+def test_files_of_what_is_derived_follow_once_a_snapshot_has_been_kept():
+    async def life(world, store):
+        await send(store, 100)
+        await asyncio.sleep(61)
+        files = len(names(world, "consumequeue/orders/0"))
+        index_files = len(names(world, "index"))
+        await expire(world, store)
+        assert len(names(world, "consumequeue/orders/0")) == files
+
+        await send(store, 1, begin=100)
+        await asyncio.sleep(1)
+        await expire(world, store)
+
+        first = (await store.offsets(ORDERS)).first
+        left = names(world, "consumequeue/orders/0")
+        assert len(left) < files
+        assert int(left[0]) == first // 10 * 10 * 20
+        assert len(names(world, "index")) < index_files
+        assert await ids(store) == [f"m{number}" for number in range(first, 101)]
+
+    in_lives(life)
+
+
+@pytest.mark.parametrize("derived", ["kept", "lost", "queue files lost"])
+def test_after_a_crash_queues_go_on_where_they_were_even_those_of_which_nothing_is_left(derived):
+    async def first_life(world, store):
+        await store.append([message(b"rare", queue=RARE)] * 3)
+        await store.commit_offset("group", RARE, 2)
+        await send(store, 100)
+        await asyncio.sleep(61)
+        await send(store, 1, begin=100)
+        assert await expire(world, store)
+        nonlocal first
+        first = (await store.offsets(ORDERS)).first
+
+    async def second_life(world, store):
+        assert await store.offsets(ORDERS) == (first, 101)
+        assert await ids(store) == [f"m{number}" for number in range(first, 101)]
+        assert await store.offsets(RARE) == (3, 3)
+        assert await store.committed_offset("group", RARE) == 2
+        (appended,) = await store.append([message(b"next", queue=RARE)])
+        assert appended.queue_offset == 3
+
+    first = -1
+    disk = in_lives(first_life)
+    if derived != "kept":
+        queue_files = ("consumequeue/orders/0", "consumequeue/rare/1")
+        for folder in (*queue_files, *(("snapshots", "index") if derived == "lost" else ())):
+            for name in disk.list_directory(ROOT / folder):
+                disk.remove(ROOT / folder / name)
+    in_lives(second_life, disk=disk)
+
+
+def test_an_offset_that_is_committed_while_it_is_put_back_is_the_one_that_counts():
+    async def first_life(world, store):
+        for number in range(20):
+            await store.commit_offset(f"g{number}", ORDERS, 0)
+        await send(store, 100)
+        await asyncio.sleep(61)
+
+        commits = [asyncio.ensure_future(store.commit_offset(f"g{number}", ORDERS, 50)) for number in range(0, 20, 2)]
+        assert await expire(world, store)
+        await asyncio.gather(*commits)
+        for name in world.disk.list_directory(ROOT / "snapshots"):
+            world.disk.remove(ROOT / "snapshots" / name)
+
+    async def second_life(world, store):
+        kept = [await store.committed_offset(f"g{number}", ORDERS) for number in range(20)]
+        assert kept == [50, 0] * 10
+
+    in_lives(first_life, second_life)
+
+
+def test_a_snapshot_that_has_not_seen_what_was_dropped_is_not_given_back():
+    async def life(world, store):
+        await store.save_snapshot("seen", Snapshot(b"all", {ORDERS: 100}))
+        await store.save_snapshot("late", Snapshot(b"half", {ORDERS: 1}))
+        await send(store, 100)
+        await asyncio.sleep(61)
+        assert await expire(world, store)
+
+    async def after(world, store):
+        assert await store.load_snapshot("late") is None
+        assert (await store.load_snapshot("seen")).data == b"all"
+
+    in_lives(life, after)
+
+
+def test_a_nearly_full_disk_refuses_new_messages_until_it_is_below_the_lower_border():
+    async def life(world, store):
+        disk = world.disk
+
+        async def use(ratio: float) -> None:
+            disk.used_by_others = int(disk.total_bytes * ratio)
+            await expire(world, store)
+
+        await use(0.89)
+        await send(store, 1)
+        assert store.disk_usage().is_writable
+        await use(0.905)
+        with pytest.raises(StorageFull):
+            await send(store, 1)
+        assert not store.disk_usage().is_writable
+        await store.append([message(b"settled")], durability=Durability.SYNCED, from_reserve=True)
+        await store.commit_offset("group", ORDERS, 1)
+        assert len(await store.read(ORDERS, 0, **EVERYTHING)) == 2
+        await use(0.855)
+        with pytest.raises(StorageFull):
+            await send(store, 1)
+
+        await use(0.845)
+
+        await send(store, 1)
+
+    in_lives(life)
+
+
+def test_messages_that_have_not_expired_go_only_where_that_was_chosen():
+    async def life(world, store):
+        await send(store, 100)
+        await asyncio.sleep(1)
+        world.disk.used_by_others = int(world.disk.total_bytes * 0.87)
+        assert bool(await expire(world, store)) == is_chosen
+
+    for is_chosen in (False, True):
+        in_lives(life, on_full=OnFull.DELETE_OLDEST if is_chosen else OnFull.KEEP)
