@@ -5,14 +5,15 @@ The first decision wins. A transaction's changes happen one after another (`turn
     begin.py    store the half messages, once          replay.py   the table at a start, from snapshot and log
     decide.py   publish or drop them, once             recall.py   what memory has forgotten, from the log
     asking.py   the sweep, answers, holding            history.py  what happened to one of them
+    put_back.py what is undecided outlives retention
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from storage.clock import Clock
 from storage.errors import NotSupportedByEngine, OffsetExpired, UnknownTransaction
 from storage.identifiers import Identifiers
-from storage.message import Message, StoredMessage
+from storage.message import Message, QueueId, StoredMessage
 from storage.store import KeyLookup, MessageStore
 from txn import half_message, history, recall
 from txn.asking import Asking
@@ -24,6 +25,7 @@ from txn.journal import READ_BYTES, Journal
 from txn.open_checks import LeasedCheck
 from txn.options import TransactionOptions
 from txn.pending import Transaction
+from txn.put_back import PutBack
 from txn.replay import Replay
 from txn.states import Resolver, TxnEvent, TxnState
 from txn.turns import Turns
@@ -48,6 +50,7 @@ class TransactionCoordinator:
         self._begins = Begins(self._journal, self._turns, options)
         self._decisions = Decisions(self._journal, self._turns, put_off)
         self._asking = Asking(self._journal, self._turns)
+        self._put_back = PutBack(self._journal, self._turns)
         self.table = self._journal.table
         self._is_stopping = False
 
@@ -70,6 +73,13 @@ class TransactionCoordinator:
     async def drain(self) -> None:
         """Return once every change that was begun has ended."""
         await self._turns.drain()
+
+    async def put_back(self, first_kept: Mapping[QueueId, int]) -> int:
+        """Write again what is undecided and lies before these offsets, which is about to be dropped; how many transactions.
+
+        Durable on return. Raises what `append` raises.
+        """
+        return await self._put_back.run(first_kept)
 
     async def save_snapshot(self) -> bool:
         """Keep the table, so that a start replays only what came later. False where nothing has changed or none can be kept."""
@@ -123,7 +133,8 @@ class TransactionCoordinator:
         if transaction.state.is_decided:
             ops = await find(transaction_id, topics=[OP_QUEUE.topic], max_messages=1)
         try:
-            halves = await self._store.read(HALF_QUEUE, transaction.sequence, max_messages=1, max_bytes=READ_BYTES)
+            at = transaction.messages[0].half_offset
+            halves = await self._store.read(HALF_QUEUE, at, max_messages=1, max_bytes=READ_BYTES)
         except OffsetExpired:
             halves = []
         return history.tell(halves[0] if halves else None, checks[::-1], ops[0] if ops else None)

@@ -2,18 +2,15 @@
 
 from collections.abc import Callable
 
-from storage.errors import Backpressure
-from storage.message import Message, StoredMessage
+from storage.message import Message
 from storage.store import find_message
 from txn import half_message
 from txn.begin import Outcome
-from txn.half_message import HALF_QUEUE
-from txn.journal import READ_BYTES, Journal
+from txn.journal import Journal
 from txn.pending import Transaction
 from txn.states import Resolver, TxnEvent, TxnState, next_state
 from txn.turns import Turns
 
-_HALF_WAIT_MS = 10_000
 _TARGETS = {TxnState.COMMITTED: TxnEvent.COMMIT, TxnState.ROLLED_BACK: TxnEvent.ROLLBACK}
 
 
@@ -49,21 +46,9 @@ class Decisions:
             finals: list[Message] = []
             finals_from: list[int] = []
             if state is TxnState.COMMITTED:
-                halves, now_ms = await self._read_halves(transaction), self._journal.clock.wall_ms()
+                halves, now_ms = await self._journal.read_halves(transaction), self._journal.clock.wall_ms()
                 finals = [self._put_off(half_message.unwrap_final(half), now_ms) for half in halves]
                 finals_from = [(await self._store.offsets(final.queue)).end for final in finals]
             op = self._journal.op(transaction, state, by, reason, finals_from=tuple(finals_from))
             await self._journal.decide(transaction, op, finals)
             return Outcome(transaction, replayed=False)
-
-    async def _read_halves(self, transaction: Transaction) -> list[StoredMessage]:
-        last = transaction.messages[-1].half_offset
-        if not await self._store.wait_for_arrival(HALF_QUEUE, last, timeout_ms=_HALF_WAIT_MS):
-            # The begin was answered although its sync takes longer than the engine's limit.
-            raise Backpressure(f"the messages of transaction {transaction.transaction_id} are not on disk yet")
-        halves: list[StoredMessage] = []
-        while len(halves) < len(transaction.messages):
-            at = transaction.messages[len(halves)].half_offset
-            missing = len(transaction.messages) - len(halves)
-            halves += await self._store.read(HALF_QUEUE, at, max_messages=missing, max_bytes=READ_BYTES)
-        return halves

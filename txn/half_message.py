@@ -36,6 +36,23 @@ _DECISIONS = {TxnState.COMMITTED: "commit", TxnState.ROLLED_BACK: "rollback"}
 _STATES = {word: state for state, word in _DECISIONS.items()}
 
 
+class SoFar(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What had become of an undecided transaction when its half messages were written again."""
+
+    sequence: int  # in the order of begins
+    prepared_at_ms: int
+    revision: int
+    next_check_at_ms: int
+    answers: int = 0
+    checks_answered: int = 0
+    last_answer: str | None = None
+    last_failure: str | None = None
+    asked_at_ms: int | None = None
+    hold_reason: str | None = None
+    is_held: bool = False
+    was_held: bool = False
+
+
 class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
     """What was said when the transaction was begun, beside its messages."""
 
@@ -44,12 +61,13 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
     business_key: str | None = None
     idempotency_key: str | None = None
     idempotency_print: str | None = None
+    so_far: SoFar | None = None  # on halves that were put back
 
 
 class Op(NamedTuple):
     """A decision as it was recorded. In a store that a broker wrote everything but `half_offsets` is missing."""
 
-    half_offsets: tuple[int, ...]
+    half_offsets: tuple[int, ...]  # those that count, then those of which they are copies
     transaction_id: str | None
     state: TxnState | None
     resolved_by: Resolver
@@ -116,6 +134,34 @@ def wrap_halves(messages: Sequence[Message], *, transaction_id: str, producer_gr
     return halves
 
 
+def wrap_again(halves: Sequence[StoredMessage], facts: Facts) -> list[Message]:
+    """The same half messages once more, to lie further behind in the log; RocketMQ calls it putBack."""
+    assert facts.so_far is not None
+    copies = []
+    for index, half in enumerate(halves):
+        system = {
+            **half.system,
+            properties.TRANSACTION_ID: transaction_id_of(half),
+            properties.PREPARED_QUEUE_OFFSET: half.system.get(properties.PREPARED_QUEUE_OFFSET, str(half.queue_offset)),
+            properties.CHECK_TIMES: str(facts.so_far.checks_answered),
+        }
+        if index == 0:
+            system[TRANSACTION_FACTS] = msgspec.json.encode(facts).decode()
+        copies.append(
+            Message(
+                queue=HALF_QUEUE,
+                message_id=half.message_id,
+                body=half.body,
+                born_at_ms=half.born_at_ms,
+                key=half.key,
+                tag=half.tag,
+                properties=half.properties,
+                system=system,
+            )
+        )
+    return copies
+
+
 def real_queue(half: StoredMessage) -> QueueId:
     return QueueId(half.system.get(properties.REAL_TOPIC, ""), int(half.system.get(properties.REAL_QUEUE, "0")))
 
@@ -135,9 +181,23 @@ def facts_of(half: StoredMessage) -> Facts | None:
     return None if text is None else _facts_decoder.decode(text)
 
 
+def is_put_back(half: StoredMessage) -> bool:
+    """Is it the first half of a transaction whose halves we have written again?"""
+    facts = facts_of(half)
+    return facts is not None and facts.so_far is not None
+
+
 # ----------------------------------------------------------------------------------------------------------------- final
 
-_NOT_ON_A_FINAL = frozenset({properties.REAL_TOPIC, properties.REAL_QUEUE, TRANSACTION_FACTS})
+_NOT_ON_A_FINAL = frozenset(
+    {
+        properties.REAL_TOPIC,
+        properties.REAL_QUEUE,
+        properties.PREPARED_QUEUE_OFFSET,
+        properties.CHECK_TIMES,
+        TRANSACTION_FACTS,
+    }
+)
 
 
 def unwrap_final(half: StoredMessage) -> Message:

@@ -11,7 +11,7 @@ from txn.states import Resolver, TxnState
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One of: half_stored, check_sent, check_answered, check_failed, held, resumed, committed, rolled_back."""
+    """One of: half_stored, put_back, check_sent, check_answered, check_failed, held, resumed, committed, rolled_back."""
 
     at_ms: int
     event: str
@@ -32,13 +32,24 @@ def tell(half: StoredMessage | None, checks: Sequence[StoredMessage], op: Stored
     """`half`: the first one; `checks`: oldest first; `op`: the decision, if there is one."""
     events: list[Event] = []
     if half is not None:
-        events.append(Event(at_ms=half.stored_at_ms, event="half_stored", log_offset=half.log_offset))
+        events += _of_half(half)
     attempts: dict[int, int] = {}
     for message in checks:
         events += _of_check(message, attempts)
     if op is not None:
         events += _of_decision(op)
-    return events
+    return sorted(events, key=lambda event: event.at_ms) if half is not None and half_message.is_put_back(half) else events
+
+
+def _of_half(half: StoredMessage) -> Iterator[Event]:
+    facts = half_message.facts_of(half)
+    if facts is None or facts.so_far is None:
+        yield Event(at_ms=half.stored_at_ms, event="half_stored", log_offset=half.log_offset)
+        return
+    yield Event(at_ms=facts.so_far.prepared_at_ms, event="half_stored")
+    # What happened before may be told no more: its messages were about to expire.
+    detail = f"its messages were about to expire; {facts.so_far.checks_answered} checks had been answered"
+    yield Event(at_ms=half.stored_at_ms, event="put_back", log_offset=half.log_offset, detail=detail)
 
 
 def _of_check(message: StoredMessage, attempts: dict[int, int]) -> Iterator[Event]:

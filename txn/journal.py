@@ -9,18 +9,19 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 
 from storage.clock import Clock
-from storage.errors import UnknownTransaction
+from storage.errors import Backpressure, UnknownTransaction
 from storage.identifiers import Identifiers
 from storage.message import Appended, Durability, Message, QueueId, StoredMessage
 from storage.store import AppliedPrefix, MessageStore, Reserve, Snapshot, Snapshots, SyncedPosition
 from txn import half_message, recall
-from txn.half_message import AnyCheckEvent, Held, Op
+from txn.half_message import HALF_QUEUE, AnyCheckEvent, Held, Op
 from txn.open_checks import OpenChecks
 from txn.pending import Transaction, TransactionTable
 from txn.states import Resolver, TxnState
 from txn.watchers import Watchers
 
 SNAPSHOT = "transactions"
+_HALF_WAIT_MS = 10_000
 READ_MESSAGES = 512
 READ_BYTES = 8 << 20
 _SNAPSHOT_SLICE = 2_000  # transactions encoded in one turn of the loop
@@ -107,7 +108,7 @@ class Journal:
     ) -> Op:
         """The decision, as it is to be recorded now."""
         return Op(
-            half_offsets=tuple(message.half_offset for message in transaction.messages),
+            half_offsets=(*[message.half_offset for message in transaction.messages], *transaction.former_halves),
             transaction_id=transaction.transaction_id,
             state=state,
             resolved_by=by,
@@ -129,6 +130,19 @@ class Journal:
         )
         self._owe(self.table.open_bytes)
         self._changed(transaction)
+
+    async def read_halves(self, transaction: Transaction) -> list[StoredMessage]:
+        """Its half messages, in their order. Raises Backpressure while they are not visible, and what `read` raises."""
+        last = transaction.messages[-1].half_offset
+        if not await self.store.wait_for_arrival(HALF_QUEUE, last, timeout_ms=_HALF_WAIT_MS):
+            # The begin was answered although its sync takes longer than the engine's limit.
+            raise Backpressure(f"the messages of transaction {transaction.transaction_id} are not on disk yet")
+        halves: list[StoredMessage] = []
+        while len(halves) < len(transaction.messages):
+            at = transaction.messages[len(halves)].half_offset
+            missing = len(transaction.messages) - len(halves)
+            halves += await self.store.read(HALF_QUEUE, at, max_messages=missing, max_bytes=READ_BYTES)
+        return halves
 
     def _changed(self, transaction: Transaction) -> None:
         """Its open check is answered or pointless, and whoever waits for another state looks again."""

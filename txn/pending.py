@@ -7,7 +7,7 @@ anywhere before the point that a snapshot reflects.
 import heapq
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -15,7 +15,7 @@ from storage.formats.properties import SCHEDULE_ID
 from storage.message import Message, QueueId, StoredMessage
 from txn import half_message
 from txn.checkback_plan import CheckbackPolicy
-from txn.half_message import AnsweredUnknown, AnyCheckEvent, CheckFailed, Held, Op
+from txn.half_message import AnsweredUnknown, AnyCheckEvent, CheckFailed, Held, Op, SoFar
 from txn.states import Resolver, TxnState
 
 _RECORD_BYTES = 400  # what a record takes beside body and properties
@@ -62,6 +62,8 @@ class Transaction(msgspec.Struct, gc=False):
     resolved_by: Resolver | None = None
     resolved_at_ms: int | None = None
     reason: str | None = None
+    begun_as: int | None = None  # its place in the order of begins, once its halves were put back
+    former_halves: tuple[int, ...] = ()  # of which those that count now are copies
 
     @property
     def is_late(self) -> bool:
@@ -80,7 +82,40 @@ class Transaction(msgspec.Struct, gc=False):
     @property
     def sequence(self) -> int:
         """Its place in the order of begins."""
-        return self.messages[0].half_offset
+        return self.messages[0].half_offset if self.begun_as is None else self.begun_as
+
+    @property
+    def so_far(self) -> SoFar:
+        """What a copy of its halves has to say."""
+        return SoFar(
+            sequence=self.sequence,
+            prepared_at_ms=self.prepared_at_ms,
+            revision=self.revision,
+            next_check_at_ms=self.next_check_at_ms,
+            answers=self.answers,
+            checks_answered=self.checks_answered,
+            last_answer=self.last_answer,
+            last_failure=self.last_failure,
+            asked_at_ms=self.asked_at_ms,
+            hold_reason=self.hold_reason,
+            is_held=self.state is TxnState.HELD,
+            was_held=self.was_held,
+        )
+
+    def take_over(self, so_far: SoFar) -> None:
+        """What a copy of its halves says of it."""
+        self.begun_as = so_far.sequence
+        self.prepared_at_ms = so_far.prepared_at_ms
+        self.revision = so_far.revision
+        self.next_check_at_ms = so_far.next_check_at_ms
+        self.answers = so_far.answers
+        self.checks_answered = so_far.checks_answered
+        self.last_answer = so_far.last_answer
+        self.last_failure = so_far.last_failure
+        self.asked_at_ms = so_far.asked_at_ms
+        self.hold_reason = so_far.hold_reason
+        self.state = TxnState.HELD if so_far.is_held else TxnState.PREPARED
+        self.was_held = so_far.was_held
 
 
 class TransactionTable:
@@ -171,6 +206,31 @@ class TransactionTable:
         self._by_half[half_offset] = transaction.transaction_id
         return True
 
+    def expiring(self, half_offset: int) -> Iterator[Transaction]:
+        """Undecided ones that have a half below this offset."""
+        for transaction_id in self._open.after(-1):
+            transaction = self._all[transaction_id]
+            if transaction.sequence >= half_offset:
+                return  # nor have those that were begun later
+            if transaction.messages[0].half_offset < half_offset:
+                yield transaction
+
+    def move(self, transaction: Transaction, half_offsets: Sequence[int], so_far: SoFar) -> None:
+        """Its halves were put back: from now on they lie here. `so_far` counts where it is newer than what is known."""
+        former = tuple(message.half_offset for message in transaction.messages)
+        if transaction.state.is_decided or former[0] >= half_offsets[0]:
+            return
+        transaction.begun_as = transaction.sequence
+        transaction.former_halves = former
+        for message, half_offset in zip(transaction.messages, half_offsets, strict=True):
+            message.half_offset = half_offset
+            self._by_half[half_offset] = transaction.transaction_id
+        if so_far.revision > transaction.revision:
+            self.held_count += so_far.is_held - (transaction.state is TxnState.HELD)
+            transaction.take_over(so_far)
+            if not so_far.is_held:
+                self.look_again(transaction, so_far.next_check_at_ms)
+
     def decide(
         self,
         transaction: Transaction,
@@ -196,8 +256,8 @@ class TransactionTable:
         for message, (final_offset, final_from) in zip(transaction.messages, finals, strict=False):
             message.final_offset = final_offset
             message.final_from = final_from
-        for message in transaction.messages:
-            self._by_half.pop(message.half_offset, None)
+        for half_offset in (*[message.half_offset for message in transaction.messages], *transaction.former_halves):
+            self._by_half.pop(half_offset, None)
         self._open.discard(transaction.sequence)
         self.open_bytes -= transaction.owed_bytes
         self._keep_decided(transaction.transaction_id)
@@ -281,7 +341,7 @@ def from_halves(halves: list[StoredMessage]) -> Transaction:
     first = halves[0]
     facts = half_message.facts_of(first)
     policy = facts.policy if facts is not None else CheckbackPolicy()
-    return Transaction(
+    transaction = Transaction(
         transaction_id=half_message.transaction_id_of(first),
         producer_group=half_message.producer_group_of(first),
         messages=tuple(
@@ -304,6 +364,9 @@ def from_halves(halves: list[StoredMessage]) -> Transaction:
         idempotency_key=facts.idempotency_key if facts is not None else None,
         idempotency_print=facts.idempotency_print if facts is not None else None,
     )
+    if facts is not None and facts.so_far is not None:
+        transaction.take_over(facts.so_far)
+    return transaction
 
 
 def as_begun(transaction: Transaction) -> Transaction:
@@ -318,6 +381,8 @@ def as_begun(transaction: Transaction) -> Transaction:
         business_key=transaction.business_key,
         idempotency_key=transaction.idempotency_key,
         idempotency_print=transaction.idempotency_print,
+        begun_as=transaction.begun_as,
+        former_halves=transaction.former_halves,
     )
 
 

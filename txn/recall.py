@@ -74,6 +74,9 @@ async def _rebuilt(store: MessageStore, lookup: KeyLookup, op: Op) -> Transactio
             halves += await store.read(HALF_QUEUE, half_offset, max_messages=1, max_bytes=_READ_BYTES)
         except OffsetExpired:
             return None
+        facts = half_message.facts_of(halves[0])
+        if facts is not None and len(halves) == facts.message_count:
+            break  # behind them the op names those of which they are copies
     checks = await lookup.find_messages(op.transaction_id, topics=[CHECK_QUEUE.topic], max_messages=MOST_CHECKS)
     table = TransactionTable(decided_kept=1)
     transaction = from_halves(halves)

@@ -9,7 +9,7 @@ from storage.errors import UnknownQueue, UnknownTopic
 from storage.message import Durability, QueueId, StoredMessage, TransactionBits
 from txn import half_message, recall
 from txn.checkback_plan import HoldReason
-from txn.half_message import CHECK_QUEUE, HALF_QUEUE, HELD_QUEUE, OP_QUEUE, Held, Op
+from txn.half_message import CHECK_QUEUE, HALF_QUEUE, HELD_QUEUE, OP_QUEUE, Held, Op, SoFar
 from txn.journal import READ_BYTES, READ_MESSAGES, Journal
 from txn.pending import Transaction, from_halves
 from txn.states import Resolver, TxnState
@@ -52,7 +52,7 @@ class Replay:
         """Collect the halves of a transaction, which lie one behind another."""
         transaction_id = half_message.transaction_id_of(half)
         known = self._table.get(transaction_id)
-        if known is not None and not self._halves:
+        if known is not None and not self._halves and not half_message.is_put_back(half):
             if self._table.add_copy(known, half.queue_offset):
                 self._brokers[transaction_id] = None
             return
@@ -61,8 +61,15 @@ class Replay:
         if facts is None:
             self._brokers[transaction_id] = None
         if len(self._halves) == (1 if facts is None else facts.message_count):
-            self._table.add(from_halves(self._halves))
+            self._begun(from_halves(self._halves), None if facts is None else facts.so_far)
             self._halves.clear()
+
+    def _begun(self, transaction: Transaction, so_far: SoFar | None) -> None:
+        known = self._table.get(transaction.transaction_id)
+        if known is None or so_far is None:
+            self._table.add(transaction)
+        else:
+            self._table.move(known, [message.half_offset for message in transaction.messages], so_far)
 
     def _replay_held(self, message: StoredMessage) -> None:
         """A broker that gives up asking moves the half; to us the transaction is held. What we held, the check queue says."""

@@ -1,0 +1,89 @@
+"""Writes undecided transactions again before retention drops their half messages, so that they outlive it.
+
+A transaction stays the one that it is: its id, its time, its idempotency key, its place in the order of begins and what came of
+its checks go with it (`half_message.SoFar`). All its halves are one append, durable before the old ones go. Until these are
+gone both are there, and who reads the log takes the later ones.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+
+import structlog
+
+from storage.errors import CorruptRecord
+from storage.message import Durability, Message, QueueId
+from txn import half_message
+from txn.half_message import HALF_QUEUE, Facts, Held
+from txn.journal import Journal
+from txn.pending import Transaction
+from txn.states import TxnState
+from txn.turns import Turns
+
+_TOGETHER = 500  # transactions whose appends are under way at once,
+_TOGETHER_BYTES = 8 << 20  # or so much of them
+
+log = structlog.get_logger()
+
+
+class PutBack:
+    """The event loop's."""
+
+    def __init__(self, journal: Journal, turns: Turns) -> None:
+        self._journal = journal
+        self._turns = turns
+
+    async def run(self, first_kept: Mapping[QueueId, int]) -> int:
+        border = first_kept.get(HALF_QUEUE, 0)
+        count = 0
+        for some in _pieces(list(self._journal.table.expiring(border))):
+            await asyncio.gather(*[self._turns.uncancelled(self._put_back(transaction, border)) for transaction in some])
+            count += len(some)
+        if count:
+            log.info("transactions_put_back", count=count)
+        return count
+
+    async def _put_back(self, transaction: Transaction, border: int) -> None:
+        async with self._turns.of(transaction.transaction_id):
+            if transaction.state.is_decided or transaction.messages[0].half_offset >= border:
+                return
+            try:
+                halves = await self._journal.read_halves(transaction)
+            except CorruptRecord as damage:
+                # It could never be committed. The others must not wait for it.
+                log.error("not_put_back", transaction_id=transaction.transaction_id, reason=str(damage))
+                return
+            so_far = transaction.so_far
+            facts = Facts(
+                message_count=len(halves),
+                policy=transaction.policy,
+                business_key=transaction.business_key,
+                idempotency_key=transaction.idempotency_key,
+                idempotency_print=transaction.idempotency_print,
+                so_far=so_far,
+            )
+            messages = half_message.wrap_again(halves, facts)
+            if transaction.state is TxnState.HELD:
+                messages.append(self._held_again(transaction))
+            appended = await self._journal.append(messages, Durability.SYNCED)
+            self._journal.table.move(transaction, [place.queue_offset for place in appended[: len(halves)]], so_far)
+
+    def _held_again(self, transaction: Transaction) -> Message:
+        """RocketMQ's mark, for a broker that is given the files."""
+        event = Held(
+            transaction_id=transaction.transaction_id, revision=transaction.revision, reason=transaction.hold_reason or ""
+        )  # fmt: skip
+        now_ms = self._journal.clock.wall_ms()
+        return half_message.held_message(event, message_id=self._journal.identifiers.new("msg"), now_ms=now_ms)
+
+
+def _pieces(transactions: list[Transaction]) -> Iterator[list[Transaction]]:
+    piece: list[Transaction] = []
+    piece_bytes = 0
+    for transaction in transactions:
+        piece.append(transaction)
+        piece_bytes += transaction.owed_bytes
+        if len(piece) == _TOGETHER or piece_bytes >= _TOGETHER_BYTES:
+            yield piece
+            piece, piece_bytes = [], 0
+    if piece:
+        yield piece
