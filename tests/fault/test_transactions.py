@@ -8,13 +8,18 @@ import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.fault.decide_over_http import Campaign
 from tests.fault.transaction_machine import TransactionMachine
+from tests.support.server import Server
 
 pytestmark = pytest.mark.faults
 
 EXAMPLES = {"ci": 2_000, "full": 100_000}[os.environ.get("FAULTS", "ci")]
 STEPS = 50
 SHARDS = 20
+TRANSACTIONS = {"ci": 20_000, "full": 1_000_000}[os.environ.get("FAULTS", "ci")]
+TRANSACTION_SHARDS = 4
+KILLS = 4  # of the service, in each shard
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
@@ -35,5 +40,19 @@ def test_no_sequence_of_requests_crashes_and_jumps_breaks_a_promise_about_a_tran
     )
     run_state_machine_as_test(Machine, settings=how)
 
-    for what in ("power cuts", "kills", "prepared", "held", "committed", "rolled_back"):
+    for what in ("power cuts", "kills", "prepared", "committed", "rolled_back"):
         assert Machine.tally[what] > count // 10, f"{Machine.tally}: too little of a campaign, it would prove nothing"
+    assert Machine.tally["held"] > 0
+
+
+@pytest.mark.parametrize("shard", range(TRANSACTION_SHARDS))
+def test_clients_that_decide_against_each_other_over_http_are_told_one_decision_each(shard, tmp_path):
+    count = TRANSACTIONS // TRANSACTION_SHARDS
+    with Server(tmp_path / "data", environment={"ESCROWMQ_TXN__DECIDED_KEPT": "500"}) as server:
+        campaign = Campaign(server, seed=shard, transactions=count, kills=KILLS)
+        campaign.run()
+
+    assert not campaign.problems, "\n".join(campaign.problems[:10])
+    assert campaign.judged == count
+    assert campaign.conflicts > count // 2, "nobody decided against anybody: it would prove nothing"
+    assert campaign.unanswered > 0
