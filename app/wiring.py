@@ -55,7 +55,7 @@ class Phase(Enum):
     FAILED = "failed"
 
 
-_SCHEDULER_LOOPS = ("schedules", "cron", "schedule_snapshots", "cron_snapshots", "snapshots")
+_SCHEDULER_LOOPS = ("schedules", "cron", "cron_snapshots", "snapshots")
 _ACTING = ("schedules", "cron", "checkback", "webhooks")  # the loops that do what falls due, and say how much they did
 _NOT_READY = {Phase.STARTING: "recovering", Phase.STOPPING: "shutting_down", Phase.FAILED: "storage_failed"}
 
@@ -206,12 +206,11 @@ class Wiring:
         await cron.start()
         granted = await delivery.start()
         log.info("transactions_open", undecided=transactions.table.open_count, replayed=replayed)
-        log.info("schedules_open", scheduled=schedules.table.scheduled_count, replayed=followed)
+        log.info("schedules_open", scheduled=schedules.counts.waiting, replayed=followed)
         log.info("cron_open", schedules=cron.table.open_count)
         log.info("groups_open", leased=delivery.count(State.LEASED), replayed=granted)
         stack.push_async_callback(delivery.save_snapshot)
         stack.push_async_callback(delivery.drain)
-        stack.push_async_callback(schedules.save_snapshot)
         stack.push_async_callback(schedules.drain)
         stack.push_async_callback(cron.save_snapshot)
         outside = clock if self._controls is None else SystemClock()
@@ -268,7 +267,6 @@ class Wiring:
         self._tickers = [
             Ticker("schedules", deliver, interval_ms=settings.schedule.sweep_interval_ms),
             Ticker("cron", fire, interval_ms=settings.schedule.sweep_interval_ms),
-            Ticker("schedule_snapshots", schedules.save_snapshot, interval_ms=settings.schedule.snapshot_interval_ms),
             Ticker("cron_snapshots", cron.save_snapshot, interval_ms=settings.schedule.snapshot_interval_ms),
             Ticker("leases", delivery.run_once, interval_ms=settings.delivery.sweep_interval_ms),
             Ticker("lease_snapshots", delivery.save_snapshot, interval_ms=settings.delivery.snapshot_interval_ms),
@@ -333,8 +331,8 @@ class Wiring:
         schedules = self._services.schedules
         delivery = self._services.delivery
         yield "escrowmq_messages_leased", "Messages that are lent to consumers", delivery.count(State.LEASED)
-        yield "escrowmq_schedules_scheduled", "Delayed messages that wait", schedules.table.scheduled_count
-        yield "escrowmq_schedules_set_aside", "Delayed messages that could not be delivered", schedules.table.set_aside_count
+        yield "escrowmq_schedules_scheduled", "Delayed messages that wait", schedules.counts.waiting
+        yield "escrowmq_schedules_set_aside", "Delayed messages that could not be delivered", schedules.counts.never
         cron = self._services.cron.table
         yield "escrowmq_cron_schedules", "Cron schedules that are not cancelled", cron.open_count
         yield "escrowmq_cron_set_aside", "Cron schedules whose times cannot be worked out", cron.set_aside_count

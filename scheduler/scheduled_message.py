@@ -2,27 +2,28 @@
 
     one of the 18 levels   topic SCHEDULE_TOPIC_XXXX, queue level - 1; property DELAY: due so long after it was stored
     any other time         topic rmq_sys_wheel_timer, queue 0; properties TIMER_DELIVER_MS: when, TIMER_OUT_MS: RocketMQ's slot
-    mark                   topic rmq_sys_escrowmq_schedules, queue 0: delivered, cancelled, moved, set aside; body JSON
 
 Both kinds carry the real topic and queue as properties, so a broker that is given the files keeps the times. What we add is the
-id of the schedule. Source: RocketMQ HookUtils#transformDelayLevelMessage, TimerMessageStore.
+id of the schedule; it is the message's own with another prefix, so the key index finds the one by the other.
+Source: RocketMQ HookUtils#transformDelayLevelMessage, TimerMessageStore.
 """
 
-from collections.abc import Sequence
+import re
+from zlib import crc32
 
 import msgspec
 
 from storage.errors import NotADelayedMessage
 from storage.formats import names, properties
 from storage.formats.delay_levels import DELAY_LEVEL, DELAYS_MS, SCHEDULE_TOPIC, deliver_at_ms
-from storage.message import Message, QueueId, StoredMessage
+from storage.message import DueEntry, Message, QueueId, StoredMessage
 
 TIMER_QUEUE = QueueId(names.TIMER_TOPIC, 0)
 LEVEL_COUNT = len(DELAYS_MS)
-MARK_QUEUE = QueueId(names.SCHEDULE_MARK_TOPIC, 0)
-
 LAST_DUE_MS = 253_402_300_799_999  # the end of the year 9999, the last one that a time of the API can say
 _PRECISION_MS = 1_000  # of RocketMQ's timer wheel
+_OFFSET_BITS = 44  # of a place; above them stands which queue
+_BY_PLACE = re.compile("sch_([LT])([0-9]{1,5})-([0-9]{1,13})")
 _LEVELS = {delay_ms: level for level, delay_ms in enumerate(DELAYS_MS, 1)}
 _OF_THE_WAIT = frozenset(
     {
@@ -40,46 +41,12 @@ _OF_THE_WAIT = frozenset(
 )
 
 
-class Mark(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="event"):
-    """What became of scheduled messages."""
-
-
-class Delivered(Mark, frozen=True, tag="delivered"):
-    """In one append with the messages themselves."""
-
-    schedule_ids: list[str]
-
-
-class Changed(Mark, frozen=True, omit_defaults=True):
-    """`revision`: of the schedule afterwards."""
-
-    schedule_id: str
-    revision: int
-
-
-class Cancelled(Changed, frozen=True, tag="cancelled"):
-    """Nobody will ever see the message."""
-
-
-class Moved(Changed, frozen=True, tag="moved"):
-    due_ms: int
-
-
-class SetAside(Changed, frozen=True, tag="set_aside"):
-    """It could not be delivered, and waits for somebody to move or cancel it."""
-
-    reason: str
-
-
-AnyMark = Delivered | Cancelled | Moved | SetAside
-_mark_decoder: msgspec.json.Decoder[AnyMark] = msgspec.json.Decoder(AnyMark)
-
-
 # --------------------------------------------------------------------------------------------------------- into the wait
 
 
-def with_delay(message: Message, schedule_id: str, *, delay_ms: int | None = None, due_ms: int | None = None) -> Message:
+def with_delay(message: Message, *, delay_ms: int | None = None, due_ms: int | None = None) -> Message:
     """The message with its delay (from when it is put off) or its time noted on it; its queue is still the real one."""
+    schedule_id = f"sch_{message.message_id.removeprefix('msg_')}"
     if due_ms is not None:
         note = {properties.TIMER_DELIVER_MS: str(due_ms)}
     elif delay_ms in _LEVELS:
@@ -135,16 +102,53 @@ def due_ms_at(message: Message, stored_at_ms: int) -> int:
 
 def schedule_id_of(message: StoredMessage) -> str:
     """A message that a broker put off has none of its own; its place serves."""
-    own = message.system.get(properties.SCHEDULE_ID)
-    if own is not None:
-        return own
-    kind = "L" if message.queue.topic == SCHEDULE_TOPIC else "T"
-    return f"sch_{kind}{message.queue.number}-{message.queue_offset}"
+    return message.system.get(properties.SCHEDULE_ID) or schedule_id_at(message.queue, message.queue_offset)
+
+
+def schedule_id_at(queue: QueueId, queue_offset: int) -> str:
+    """Of a message that does not say."""
+    return f"sch_{'L' if queue.topic == SCHEDULE_TOPIC else 'T'}{queue.number}-{queue_offset}"
+
+
+def place_by_id(schedule_id: str) -> tuple[QueueId, int] | None:
+    """Where the message of an id lies that is made of its place; None for any other."""
+    found = _BY_PLACE.fullmatch(schedule_id)
+    if found is None:
+        return None
+    return QueueId(SCHEDULE_TOPIC if found[1] == "L" else names.TIMER_TOPIC, int(found[2])), int(found[3])
+
+
+def message_ids_by(schedule_id: str) -> tuple[str, str]:
+    """What the message of the schedule may be called."""
+    own = schedule_id.removeprefix("sch_")
+    return f"msg_{own}", own
 
 
 def is_brokers(message: StoredMessage) -> bool:
     """Was it put off by a broker, which marks nothing when it delivers?"""
     return properties.SCHEDULE_ID not in message.system
+
+
+def entry_of(message: StoredMessage) -> DueEntry:
+    """As it stands in the index before anything was changed."""
+    label = label_of(real_topic(message))
+    return DueEntry(due_ms_of(message), place_of(message.queue, message.queue_offset), 1, label)
+
+
+def place_of(queue: QueueId, queue_offset: int) -> int:
+    """A message of a delay topic as one number."""
+    return (2 * queue.number + (queue.topic == SCHEDULE_TOPIC)) << _OFFSET_BITS | queue_offset
+
+
+def message_at(place: int) -> tuple[QueueId, int]:
+    """Where it lies."""
+    number, is_level = divmod(place >> _OFFSET_BITS, 2)
+    return QueueId(SCHEDULE_TOPIC if is_level else names.TIMER_TOPIC, number), place & ((1 << _OFFSET_BITS) - 1)
+
+
+def label_of(topic: str) -> int:
+    """By which the messages of a topic are picked; 0 for the topics of the house, which nobody asks for."""
+    return 0 if names.is_reserved_name(topic) else max(1, crc32(topic.encode("utf-8")))
 
 
 def real_topic(message: Message) -> str:
@@ -174,19 +178,3 @@ def unwrap(message: StoredMessage) -> Message:
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 19
-
-
-# ----------------------------------------------------------------------------------------------------------------- marks
-
-
-def mark_message(mark: AnyMark, *, now_ms: int) -> Message:
-    return Message(queue=MARK_QUEUE, message_id="", body=msgspec.json.encode(mark), born_at_ms=now_ms, tag="schedule")
-
-
-def read_mark(message: Message) -> AnyMark:
-    return _mark_decoder.decode(message.body)
-
-
-def marked(mark: AnyMark) -> Sequence[str]:
-    """The schedules that a mark is about."""
-    return mark.schedule_ids if isinstance(mark, Delivered) else (mark.schedule_id,)

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from storage.clock import Clock
 from storage.errors import InvalidRequest, OffsetBeyondEnd, StoreClosed, UnknownQueue, UnknownTopic
 from storage.formats.queue_entry import tag_hash
-from storage.message import Appended, Durability, Message, OffsetRange, QueueId, StoredMessage
-from storage.store import ANY_LABEL, LAST_MS, NEVER_MS, DueCounts, DueEntry, DuePage, Scanned, Snapshot
+from storage.message import NEVER_MS, Appended, DueEntry, Durability, Message, OffsetRange, QueueId, StoredMessage
+from storage.store import ANY_LABEL, LAST_MS, DueCounts, DuePage, Scanned, Snapshot
 
 
 class MemoryMessageStore:

@@ -1,4 +1,4 @@
-"""The words that every floor uses: messages, queues, positions.
+"""The words that every floor uses: messages, queues, positions, times at which something is due.
 
 Values only; nothing here does I/O. They are msgspec structs because a send makes three of them and a named tuple or a
 dataclass costs two to four times as much to make (docs/decisions/0003).
@@ -86,6 +86,21 @@ class OffsetRange(NamedTuple):
 
     first: int
     end: int
+
+
+NEVER_MS = 1 << 60  # what is due then or later is kept and can be read, and its time does not come
+
+
+class DueEntry(msgspec.Struct, frozen=True, order=True, gc=False, array_like=True):
+    """Something that is due at a time. `place` tells its owner what it is, `revision` which time of it, `label` of which kind.
+
+    The first three tell one from another: no other entry ever has them all, not even after this one was taken away.
+    """
+
+    due_ms: int
+    place: int
+    revision: int  # below 2**31
+    label: int = 0  # below 2**32
 
 
 def queue_for(ordering_key: str, queue_count: int) -> int:

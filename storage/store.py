@@ -7,10 +7,8 @@ that receipts show and that a final record hands back as its half message's plac
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-import msgspec
-
 from storage.errors import CorruptRecord, OffsetBeyondEnd, RejectedError
-from storage.message import Appended, Durability, Message, OffsetRange, QueueId, StoredMessage
+from storage.message import Appended, DueEntry, Durability, Message, OffsetRange, QueueId, StoredMessage
 
 LAST_MS = (1 << 63) - 1  # of wall milliseconds: no end
 
@@ -188,20 +186,7 @@ class Snapshots(Protocol):
         log does not hold all that came after it any more."""
 
 
-NEVER_MS = 1 << 60  # what is due then or later is kept and can be read, and its time does not come
 ANY_LABEL = range(1 << 32)
-
-
-class DueEntry(msgspec.Struct, frozen=True, order=True, gc=False, array_like=True):
-    """Something that is due at a time. `place` tells its owner what it is, `revision` which time of it, `label` of which kind.
-
-    The first three tell one from another: no other entry ever has them all, not even after this one was taken away.
-    """
-
-    due_ms: int
-    place: int
-    revision: int  # below 2**31
-    label: int = 0  # below 2**32
 
 
 class DuePage(NamedTuple):
@@ -252,8 +237,13 @@ class DueIndex(Protocol):
 class ScatteredReads(Protocol):
     """Engines that read many messages that do not lie together better than one by one."""
 
-    async def read_each(self, places: Sequence[tuple[QueueId, int]]) -> list[StoredMessage | RejectedError | CorruptRecord]:
-        """For each place the message there, or why there is none to be had. Raises StoreClosed."""
+    async def read_each(
+        self, places: Sequence[tuple[QueueId, int]], *, max_bytes: int
+    ) -> list[StoredMessage | RejectedError | CorruptRecord]:
+        """For each place the message there, or why there is none; of as many as these bytes of records allow, at least one.
+
+        Raises StoreClosed.
+        """
 
 
 class AppliedPrefix:
@@ -283,20 +273,22 @@ class AppliedPrefix:
 
 
 async def read_each(
-    store: MessageStore, places: Sequence[tuple[QueueId, int]]
+    store: MessageStore, places: Sequence[tuple[QueueId, int]], *, max_bytes: int
 ) -> list[StoredMessage | RejectedError | CorruptRecord]:
-    """For each place the message there, or why there is none to be had, from any engine. Raises StoreClosed."""
+    """`ScatteredReads` from any engine."""
     if isinstance(store, ScatteredReads):
-        return await store.read_each(places)
+        return await store.read_each(places, max_bytes=max_bytes)
     found: list[StoredMessage | RejectedError | CorruptRecord] = []
-    for number, (queue, queue_offset) in enumerate(places, 1):
+    for queue, queue_offset in places:
         try:
-            found += await store.read(queue, queue_offset, max_messages=1, max_bytes=1)
+            messages = await store.read(queue, queue_offset, max_messages=1, max_bytes=1)
         except (RejectedError, CorruptRecord) as error:
             found.append(error)
-        else:
-            if len(found) < number:
-                found.append(OffsetBeyondEnd(requested=queue_offset, available=await store.offsets(queue)))
+            continue
+        found += messages or [OffsetBeyondEnd(requested=queue_offset, available=await store.offsets(queue))]
+        max_bytes -= sum(len(message.body) for message in messages)
+        if max_bytes <= 0:
+            break
     return found
 
 

@@ -2,7 +2,7 @@
 
 import binascii
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from msgspec import UNSET
@@ -34,7 +34,6 @@ def build(
     *,
     message_id: str,
     now_ms: int,
-    new_schedule_id: Callable[[], str],
     raw_body: bytes | None = None,
     depth: int = 1,
     transactional: bool = False,
@@ -89,7 +88,7 @@ def build(
     )
     if delay is None:
         return message
-    return with_delay(message, new_schedule_id(), delay_ms=delay.delay_ms, due_ms=delay.due_ms)
+    return with_delay(message, delay_ms=delay.delay_ms, due_ms=delay.due_ms)
 
 
 def _body(given: MessageInput, depth: int) -> tuple[bytes, str | None]:

@@ -74,7 +74,6 @@ async def send_batch(services: Services, call: Call, topic_name: str) -> Reply:
                 topic,
                 message_id=message_id,
                 now_ms=now_ms,
-                new_schedule_id=services.new_schedule_id,
                 depth=_BATCH_DEPTH,
                 traceparent=traceparent,
             )
@@ -128,10 +127,6 @@ async def _append(
 ) -> list[Appended]:
     """`messages`: by entry of the request."""
 
-    delayed = sum([SCHEDULE_ID in message.system for message in messages.values()])
-    if delayed:
-        services.schedules.check_room(delayed)
-
     async def append(all_: Sequence[Message]) -> list[Appended]:
         return await services.store.append(all_, durability=durability)
 
@@ -157,7 +152,6 @@ async def _send_one(services: Services, call: Call, topic: Topic, given: Message
         topic,
         message_id=services.identifiers.new("msg"),
         now_ms=now_ms,
-        new_schedule_id=services.new_schedule_id,
         raw_body=raw_body,
         traceparent=call.traceparent,
     )

@@ -2,63 +2,62 @@
 
 from operator import attrgetter
 
+import re
+
 import msgspec
 from msgspec import UNSET
 
 from app import codec, pages
 from app.exchange import Call, Reply, reply
 from app.messages.build import check_delay_limit
-from app.problems import invalid_field
+from app.problems import Refusal, invalid_field
 from app.registry.topics import check_name
 from app.schedules import cron_handlers
 from app.schedules.schemas import ListSchedulesQuery, RescheduleInput, Schedule, SchedulePage
 from app.services import Services
+from scheduler import schedule
 from scheduler.cron_schedule import CronState
 from scheduler.cron_table import CronItem
-from scheduler.due_table import ScheduledItem, ScheduleState
-from storage.formats import names
+from scheduler.schedule import ScheduleState
+from scheduler.schedule_lookup import ListPosition, Wanted
+from storage.store import LAST_MS
 
+_POSITION = re.compile("([0-9]{1,15})[.]([0-9]{1,18})")
 _reschedule_decoder = msgspec.json.Decoder(RescheduleInput)
 
 _STATES = frozenset([*ScheduleState, *CronState])
 
 
 async def list_(services: Services, call: Call) -> Reply:
+    """First those of kind cron, by their ids, then the messages, by their times."""
     query = call.parameters(ListSchedulesQuery)
     states = _states(query.state)
-    topic = query.topic
-    if topic is not UNSET:
+    topic = None if query.topic is UNSET else query.topic
+    if topic is not None:
         check_name(topic, pointer="/query/topic")
-    due_before_ms = None if query.due_before is UNSET else codec.parse_time(query.due_before, "/query/due_before")
+    due_before_ms = LAST_MS if query.due_before is UNSET else codec.parse_time(query.due_before, "/query/due_before")
     after = "" if query.page_token is UNSET else pages.decode_token("schedules", query.page_token)
-
-    def is_wanted(item: ScheduledItem) -> bool:
-        return (
-            item.state in states
-            # Retries wait in the same place and are the service's own; one that is set aside is an operator's matter.
-            and (item.state is ScheduleState.SET_ASIDE or not names.is_reserved_name(item.topic))
-            and (topic is UNSET or item.topic == topic)
-            and (due_before_ms is None or item.due_ms < due_before_ms)
-        )
 
     def is_wanted_cron(item: CronItem) -> bool:
         return (
             item.state in states
-            and (topic is UNSET or item.schedule.topic == topic)
-            and (due_before_ms is None or (item.next_ms is not None and item.next_ms < due_before_ms))
+            and topic in (None, item.schedule.topic)
+            and (query.due_before is UNSET or (item.next_ms is not None and item.next_ms < due_before_ms))
         )
 
-    found: list[Schedule] = []
-    if query.kind != "cron":
-        items = await services.schedules.search(after=after, count=query.page_size + 1, wanted=is_wanted)
-        found += map(_view, items)
-    if query.kind != "message":
-        crons = services.cron.table.search(after=after, count=query.page_size + 1, wanted=is_wanted_cron)
-        found += map(cron_handlers.view, crons)
-    found.sort(key=attrgetter("schedule_id"))
-    page = SchedulePage(items=found[: query.page_size])
-    if len(found) > query.page_size:
+    page = SchedulePage(items=[])
+    position = _position(after)
+    if query.kind != "message" and position is None:
+        crons = services.cron.table.search(after=after, count=query.page_size, wanted=is_wanted_cron)
+        page.items += map(cron_handlers.view, crons)
+    if len(page.items) == query.page_size:
         page.next_page_token = pages.encode_token("schedules", page.items[-1].schedule_id)
+    elif query.kind != "cron":
+        wanted = Wanted([state for state in ScheduleState if state in states], topic, due_before_ms)
+        found = await services.schedules.page(wanted, after=position, max_items=query.page_size - len(page.items))
+        page.items += map(_view, found.items)
+        if found.end is not None:
+            page.next_page_token = pages.encode_token("schedules", f"{found.end.due_ms}.{found.end.place}")
     return reply(200, page)
 
 
@@ -102,11 +101,17 @@ def _states(given: str) -> frozenset[str]:
     return words
 
 
-def _answer(item: ScheduledItem) -> Reply:
+def _position(after: str) -> ListPosition | None:
+    """Behind which message a list goes on; None where it is not among the messages yet."""
+    found = _POSITION.fullmatch(after)
+    return None if found is None else ListPosition(int(found[1]), int(found[2]))
+
+
+def _answer(item: schedule.Schedule) -> Reply:
     return reply(200, _view(item), {"ETag": f'"{item.revision}"'})
 
 
-def _view(item: ScheduledItem) -> Schedule:
+def _view(item: schedule.Schedule) -> Schedule:
     return Schedule(
         schedule_id=item.schedule_id,
         kind="message",

@@ -101,7 +101,7 @@ class ListOccurrencesQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=T
 
 
 class SchedulePage(msgspec.Struct, kw_only=True):
-    """Schedules in the order in which they were made."""
+    """Schedules in the order of their times. A page may have less than asked for, and others behind it."""
 
     items: list[Schedule]
     next_page_token: str | UnsetType = UNSET

@@ -238,7 +238,6 @@ async def _build(
             topic,
             message_id=message_id,
             now_ms=now_ms,
-            new_schedule_id=services.new_schedule_id,
             depth=_MESSAGE_DEPTH,
             transactional=True,
             traceparent=call.traceparent,

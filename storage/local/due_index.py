@@ -18,8 +18,8 @@ from storage.errors import CorruptRecord
 from storage.formats import timer_file
 from storage.formats.timer_file import Entries, Key, Source
 from storage.local.timer_files import Memory, Part, TimerFolder
-from storage.message import QueueId
-from storage.store import ANY_LABEL, NEVER_MS, DueCounts, DueEntry, DuePage, Snapshot
+from storage.message import NEVER_MS, DueEntry, QueueId
+from storage.store import ANY_LABEL, DueCounts, DuePage, Snapshot
 
 log = structlog.get_logger()
 

@@ -53,8 +53,8 @@ from storage.local.retention import Retention
 from storage.local.runner import Lane, Runner
 from storage.local.snapshot_files import SnapshotFiles
 from storage.local.timer_files import TimerFolder
-from storage.message import Appended, Durability, Message, OffsetRange, QueueId, StoredMessage
-from storage.store import ANY_LABEL, LAST_MS, DiskUsage, DueCounts, DueEntry, DuePage, PutBack, Scanned, Snapshot
+from storage.message import Appended, DueEntry, Durability, Message, OffsetRange, QueueId, StoredMessage
+from storage.store import ANY_LABEL, LAST_MS, DiskUsage, DueCounts, DuePage, PutBack, Scanned, Snapshot
 
 _PUT_BACK_TOGETHER = 1_000  # offsets
 _SEARCH_STEPS = 1_000  # records that a search looks at in one go
@@ -352,33 +352,19 @@ class LocalMessageStore:
             is_over = await self._in_lane(Lane.READ, step)
         return found
 
-    async def read_each(self, places: Sequence[tuple[QueueId, int]]) -> list[StoredMessage | RejectedError | CorruptRecord]:
-        """ScatteredReads. One wait for the read lane, and then decoded a few at a time, so that others get their turn."""
+    async def read_each(
+        self, places: Sequence[tuple[QueueId, int]], *, max_bytes: int
+    ) -> list[StoredMessage | RejectedError | CorruptRecord]:
+        """ScatteredReads. One wait for the read lane; then decoded a few at a time, so that others get their turn."""
         self._check_readable()
-        found: dict[int, StoredMessage | RejectedError | CorruptRecord] = {}
-        asked: list[tuple[int, ConsumeQueue, int]] = []
-        for number, (queue, queue_offset) in enumerate(places):
-            try:
-                asked.append((number, self._readable_at(queue, queue_offset), queue_offset))
-            except RejectedError as refused:
-                found[number] = refused
-        fetched = await self._in_lane(Lane.READ, lambda: self._fetch_each(asked)) if asked else []
-        for at, (one, entry, raw) in enumerate(fetched):
-            number, consume_queue, queue_offset = one
-            try:
-                if isinstance(raw, OffsetExpired):
-                    found[number] = raw
-                    continue
-                if isinstance(raw, CorruptRecord):
-                    raise raw
-                assert entry is not None
-                record = self._log.decode(raw, entry.physical_offset, entry.record_bytes)
-                found[number] = self._checked(record, consume_queue, queue_offset)
-            except CorruptRecord as damage:
-                found[number] = damage
-            if at % _DECODED_AT_ONCE == _DECODED_AT_ONCE - 1:
+        asked = [self._asked(queue, queue_offset) for queue, queue_offset in places]
+        fetched = await self._in_lane(Lane.READ, lambda: self._fetch_each(asked, max_bytes))
+        found: list[StoredMessage | RejectedError | CorruptRecord] = []
+        for one in fetched:
+            found.append(self._opened(one) if isinstance(one, _Fetched) else one)
+            if len(found) % _DECODED_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        return [found[number] for number in range(len(places))]
+        return found
 
     async def read_tagged(
         self,
@@ -479,40 +465,51 @@ class LocalMessageStore:
             raise OffsetBeyondEnd(requested=queue_offset, available=found.bounds)
         return found
 
-    def _readable_at(self, queue: QueueId, queue_offset: int) -> ConsumeQueue:
-        """The queue, where it has a message at this offset."""
-        found = self._readable(queue, queue_offset)
+    def _asked(self, queue: QueueId, queue_offset: int) -> "_Asked | RejectedError":
+        """A place where there is a message, or why there is none."""
+        try:
+            found = self._readable(queue, queue_offset)
+        except RejectedError as refused:
+            return refused
         if queue_offset == found.end:
-            raise OffsetBeyondEnd(requested=queue_offset, available=found.bounds)
-        return found
+            return OffsetBeyondEnd(requested=queue_offset, available=found.bounds)
+        return _Asked(found, queue_offset)
 
     def _fetch_each(
-        self, asked: list[tuple[int, ConsumeQueue, int]]
-    ) -> list[tuple[tuple[int, ConsumeQueue, int], QueueEntry | None, bytes | CorruptRecord | OffsetExpired]]:
+        self, asked: Sequence["_Asked | RejectedError"], max_bytes: int
+    ) -> list["_Fetched | RejectedError | CorruptRecord"]:
         """The read lane's: the bytes of each record."""
-        fetched: list[tuple[tuple[int, ConsumeQueue, int], QueueEntry | None, bytes | CorruptRecord | OffsetExpired]] = []
-        at = 0
-        while at < len(asked):
-            _, queue, queue_offset = asked[at]
-            count = 1
-            while at + count < len(asked) and asked[at + count][1:] == (queue, queue_offset + count):
-                count += 1  # neighbours lie in one file
-            try:
-                entries = self._entries(queue, queue_offset, count)
-            except OffsetExpired as expired:
-                fetched.append((asked[at], None, expired))
-                at += 1
+        fetched: list[_Fetched | RejectedError | CorruptRecord] = []
+        while len(fetched) < len(asked) and max_bytes > 0:
+            first = asked[len(fetched)]
+            if isinstance(first, RejectedError):
+                fetched.append(first)
                 continue
-            for entry in entries:
+            run = _neighbours(first, asked[len(fetched) :])
+            try:
+                entries = self._entries(*first, len(run))
+            except OffsetExpired as expired:
+                fetched.append(expired)
+                continue
+            for one, entry in zip(run, entries, strict=False):
                 try:
-                    raw: bytes | CorruptRecord | OffsetExpired = self._log.fetch(entry.physical_offset, entry.record_bytes)
+                    fetched.append(_Fetched(one, entry, self._log.fetch(entry.physical_offset, entry.record_bytes)))
                 except CorruptRecord as damage:
-                    raw = damage
+                    fetched.append(damage)
                 except IndexError:  # its segment was dropped meanwhile
-                    raw = OffsetExpired(requested=asked[at][2], available=queue.bounds)
-                fetched.append((asked[at], entry, raw))
-                at += 1
+                    fetched.append(OffsetExpired(requested=one.queue_offset, available=one.queue.bounds))
+                max_bytes -= entry.record_bytes
+                if max_bytes <= 0:
+                    break
         return fetched
+
+    def _opened(self, fetched: "_Fetched") -> StoredMessage | CorruptRecord:
+        asked, entry, raw = fetched
+        try:
+            record = self._log.decode(raw, entry.physical_offset, entry.record_bytes)
+            return self._checked(record, asked.queue, asked.queue_offset)
+        except CorruptRecord as damage:
+            return damage
 
     async def _fill(self, page: "_Page", queue: ConsumeQueue, count: int) -> None:
         """With what is wanted of so many messages."""
@@ -706,6 +703,31 @@ class LocalMessageStore:
 
     async def _in_lane(self, lane: Lane, job: Callable[[], T]) -> T:
         return await _in_lane(self._runner, lane, job)
+
+
+class _Asked(NamedTuple):
+    """A message that is asked for."""
+
+    queue: ConsumeQueue
+    queue_offset: int
+
+
+class _Fetched(NamedTuple):
+    """Its bytes, not yet decoded."""
+
+    asked: _Asked
+    entry: QueueEntry
+    raw: bytes
+
+
+def _neighbours(first: _Asked, asked: Sequence[_Asked | RejectedError]) -> list[_Asked]:
+    """The first ones, as long as each follows on the one before it in the queue: their entries lie together."""
+    run: list[_Asked] = []
+    for number, one in enumerate(asked):
+        if isinstance(one, RejectedError) or one != (first.queue, first.queue_offset + number):
+            break
+        run.append(one)
+    return run
 
 
 class _Page:

@@ -1,8 +1,8 @@
 """What every engine that keeps times promises behind the seam (storage/store.py, `DueIndex`), and how many are read at once."""
 
 from storage.errors import OffsetBeyondEnd, UnknownTopic
-from storage.message import QueueId, StoredMessage
-from storage.store import NEVER_MS, DueEntry, DueIndex, read_each
+from storage.message import NEVER_MS, DueEntry, QueueId, StoredMessage
+from storage.store import DueIndex, read_each
 from tests.support.builders import message, messages
 
 ORDERS = QueueId("orders", 0)
@@ -96,7 +96,7 @@ async def test_messages_that_lie_anywhere_are_read_together_each_or_the_reason_w
     await store.append([message(b"other", queue=QueueId("orders", 1))])
     places = [(ORDERS, 4), (QueueId("orders", 1), 0), (ORDERS, 5), (ORDERS, 0), (ORDERS, 1), (QueueId("nowhere", 0), 0)]
 
-    found = await read_each(store, places)
+    found = await read_each(store, places, max_bytes=1 << 20)
 
     one_by_one = [
         (await store.read(*place, max_messages=1, max_bytes=1))[0]

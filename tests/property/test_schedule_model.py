@@ -1,17 +1,22 @@
-"""Any sequence of sends, moves, cancels, sweeps, kills and restarts delivers what a plain model says, once and never early."""
+"""Any sequence of sends, moves, cancels, sweeps, kills, power cuts and starts delivers what a model says, once and never early.
+
+Memory is to hold next to nothing, so most of what waits is read from the timer files, which are written all the time.
+"""
 
 import asyncio
+from random import Random
 from typing import NamedTuple
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from scheduler import scheduled_message as scheduled
-from scheduler.due_table import ScheduleState
 from scheduler.options import ScheduleOptions
+from scheduler.schedule import ScheduleState
+from scheduler.schedule_lookup import Wanted
 from scheduler.schedule_service import ScheduleService
-from storage.errors import MessagingError
+from storage.errors import MessagingError, UnknownSchedule
 from storage.files.simulated import SimulatedDisk
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.message import QueueId
@@ -19,7 +24,8 @@ from tests.support.builders import message
 from tests.support.simulation import World
 
 ORDERS = QueueId("orders", 0)
-delays = st.sampled_from([1, 20, 150, 1_000, 5_000, 7_777]) | st.integers(1, 3_000)
+DAY_MS = 86_400_000
+delays = st.sampled_from([1, 20, 150, 1_000, 5_000, 7_777, 2 * DAY_MS, 400 * DAY_MS]) | st.integers(1, 3_000)
 names = st.integers(0, 30).map(lambda number: f"m{number:02}")
 
 
@@ -61,7 +67,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         for _ in range(count):
             name = f"m{len(self.model) + len(given):02}"
             one = message(name.encode(), queue=ORDERS, message_id=name)
-            given.append(scheduled.put_off(scheduled.with_delay(one, name, **delay), now_ms))
+            given.append(scheduled.put_off(scheduled.with_delay(one, **delay), now_ms))
         places = self.world.call(self.store.append(given))
         for one, place in zip(given, places, strict=True):
             self.model[one.message_id] = Waiting(scheduled.due_ms_at(one, place.stored_at_ms))
@@ -70,7 +76,7 @@ class ScheduleMachine(RuleBasedStateMachine):
     def move(self, name: str, delay_ms: int) -> None:
         due_ms = self.world.clock.wall_ms() + delay_ms
         known = self.model.get(name)
-        answer = self._ask(self.service.move(name, due_ms))
+        answer = self._ask(self.service.move(f"sch_{name}", due_ms))
         if known is None or known.state is not ScheduleState.SCHEDULED:
             assert isinstance(answer, MessagingError)
         else:
@@ -80,7 +86,7 @@ class ScheduleMachine(RuleBasedStateMachine):
     @rule(name=names)
     def cancel(self, name: str) -> None:
         known = self.model.get(name)
-        answer = self._ask(self.service.cancel(name))
+        answer = self._ask(self.service.cancel(f"sch_{name}"))
         if known is None or known.state is ScheduleState.DELIVERED:
             assert isinstance(answer, MessagingError)
         else:
@@ -99,9 +105,10 @@ class ScheduleMachine(RuleBasedStateMachine):
             if known.state is ScheduleState.SCHEDULED and known.due_ms <= now_ms:
                 self.model[name] = known._replace(state=ScheduleState.DELIVERED)
 
-    @rule()
-    def keep_a_snapshot(self) -> None:
-        self.world.call(self.service.save_snapshot())
+    @rule(days=st.sampled_from([1, 2, 399]))
+    def pass_days(self, days: int) -> None:
+        """Nobody runs meanwhile; the simulation would run every timer of theirs."""
+        self._restart(down_ms=days * DAY_MS)
 
     @rule()
     def kill(self) -> None:
@@ -109,7 +116,6 @@ class ScheduleMachine(RuleBasedStateMachine):
 
     @rule()
     def close_and_restart(self) -> None:
-        self.world.call(self.service.save_snapshot())
         self.world.call(self.store.aclose())
         self._restart()
 
@@ -125,6 +131,23 @@ class ScheduleMachine(RuleBasedStateMachine):
         self._restart()
         self.sweep()
 
+    @rule(operations=st.integers(0, 60), ms=st.integers(1, 60), is_sweeping=st.booleans())
+    def cut_the_power(self, operations: int, ms: int, is_sweeping: bool) -> None:
+        """At any operation of the disk, most of which are the timer files' and the queues'."""
+        assume(self.options.flush is FlushPolicy.BEFORE_ACK)  # else what was answered may be gone
+        now_ms = self.world.clock.wall_ms()
+        self.disk.cut_after = self.disk.operations + operations
+
+        async def begin() -> None:
+            sweep = asyncio.ensure_future(self.service.run_once(now_ms if is_sweeping else 0))
+            await asyncio.sleep(ms / 1000)
+            await sweep
+
+        self.world.run(begin())
+        self._restart(is_cut=True)
+        if is_sweeping:
+            self.sweep()
+
     @invariant()
     def the_topic_holds_what_was_due_and_each_of_it_once(self) -> None:
         if not hasattr(self, "service"):
@@ -134,12 +157,20 @@ class ScheduleMachine(RuleBasedStateMachine):
         assert sorted(one.message_id for one in found) == sorted(due)
         for one in found:
             assert one.stored_at_ms >= self.model[one.message_id].due_ms
-        states = {item.schedule_id: Waiting(item.due_ms, item.state) for item in self._table()}
-        assert states == self.model
+        page = self.world.call(self.service.page(Wanted(ScheduleState), after=None, max_items=1_000))
+        assert {one.message_id: Waiting(one.due_ms, one.state) for one in page.items} == self.model
+        assert [one.due_ms for one in page.items] == sorted(known.due_ms for known in self.model.values())
+        waiting = sum(known.state is ScheduleState.SCHEDULED for known in self.model.values())
+        assert self.service.counts == (waiting, 0)
 
-    def _table(self):
-        self.world.call(self.service.follow())
-        return self.service.table
+    @rule(name=names)
+    def look_at(self, name: str) -> None:
+        known = self.model.get(name)
+        answer = self._ask(self.service.get(f"sch_{name}"))
+        if known is None:
+            assert isinstance(answer, UnknownSchedule)
+        else:
+            assert Waiting(answer.due_ms, answer.state) == known
 
     def _ask(self, call):
         try:
@@ -147,10 +178,10 @@ class ScheduleMachine(RuleBasedStateMachine):
         except MessagingError as error:
             return error
 
-    def _restart(self) -> None:
-        self.wall_ms = self.world.clock.wall_ms() + 1
+    def _restart(self, *, down_ms: int = 1, is_cut: bool = False) -> None:
+        self.wall_ms = self.world.clock.wall_ms() + down_ms
         self.world.end()
-        self.disk = self.world.disk.after_kill()
+        self.disk = self.disk.after_power_cut(Random(self.starts)) if is_cut else self.disk.after_kill()
         self._start()
 
     def _start(self) -> None:
@@ -159,7 +190,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.store = self.world.call(self.world.open_store(self.options))
         self.world.call(self.store.create_topic("orders", queue_count=1))
         # Nothing counts as a backlog: when that is delivered is asked elsewhere.
-        options = ScheduleOptions(catch_up_after_ms=1 << 50)
+        options = ScheduleOptions(catch_up_after_ms=1 << 50, near_ms=200, near_kept=3)
         self.service = ScheduleService(self.store, self.world.clock, options)
         self.world.call(self.service.start())
 

@@ -1,15 +1,18 @@
 """Delayed delivery over a store: never early, once, in one append with its mark, whatever is killed when."""
 
 import asyncio
+import dataclasses
 
 import pytest
 
+from scheduler import marks
 from scheduler import scheduled_message as scheduled
-from scheduler.due_table import ScheduleState
+from scheduler.marks import MARK_QUEUE
 from scheduler.options import ScheduleOptions
+from scheduler.schedule import Schedule, ScheduleState
+from scheduler.schedule_lookup import ListPosition, Wanted
 from scheduler.schedule_service import ScheduleService
-from scheduler.scheduled_message import MARK_QUEUE
-from storage.errors import AlreadyCancelled, AlreadyDelivered, Backpressure, StorageFull, UnknownSchedule
+from storage.errors import AlreadyCancelled, AlreadyDelivered, StorageFull, UnknownSchedule
 from storage.files.simulated import SimulatedDisk
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.message import Durability, QueueId
@@ -37,11 +40,9 @@ class House:
         return self.world.clock.wall_ms()
 
     async def put_off(self, *names: str, queue: QueueId = ORDERS, **delay: int) -> int:
-        """When they are due. A schedule has the name of its message."""
+        """When they are due. A schedule has the name of its message, behind `sch_`."""
         given = [
-            scheduled.put_off(
-                scheduled.with_delay(message(name.encode(), queue=queue, message_id=name), name, **delay), self.now_ms
-            )
+            scheduled.put_off(scheduled.with_delay(message(name.encode(), queue=queue, message_id=name), **delay), self.now_ms)
             for name in names
         ]
         places = await self.store.append(given)
@@ -58,6 +59,18 @@ class House:
 
     async def state(self, schedule_id: str) -> ScheduleState:
         return (await self.service.get(schedule_id)).state
+
+    async def listed(self, *states: ScheduleState, page_size: int = 100, **wanted) -> list[Schedule]:
+        """All pages."""
+        found: list[Schedule] = []
+        after: ListPosition | None = None
+        while True:
+            page = await self.service.page(Wanted(states, **wanted), after=after, max_items=page_size)
+            assert len(page.items) <= page_size
+            found += page.items
+            if page.end is None:
+                return found
+            after = page.end
 
 
 async def a_house(world: World, *, options: LocalStoreOptions = OPTIONS, **given: int) -> House:
@@ -97,7 +110,7 @@ def test_a_message_is_not_in_its_topic_before_it_is_due_and_is_there_after(delay
         (delivered,) = await house.store.read(ORDERS, 0, **EVERYTHING)
         assert (delivered.message_id, delivered.stored_at_ms >= due_ms) == ("a", True)
         assert await house.deliver(100_000) == ["a"]
-        assert await house.state("a") is ScheduleState.DELIVERED
+        assert await house.state("sch_a") is ScheduleState.DELIVERED
 
     in_house(life)
 
@@ -121,7 +134,7 @@ def test_a_delivery_and_its_mark_are_one_append():
             *await house.store.read(ORDERS, 0, **EVERYTHING),
             *await house.store.read(MARK_QUEUE, 0, **EVERYTHING),
         ]
-        assert scheduled.read_mark(mark).schedule_ids == ["a", "b"]
+        assert [one.place & 0xFFFF for one in marks.decode(mark).entries] == [0, 1]
         assert len({one.stored_at_ms for one in (*delivered, mark)}) == 1
         assert delivered[0].log_offset < delivered[1].log_offset < mark.log_offset
 
@@ -154,7 +167,7 @@ def test_large_messages_are_delivered_in_appends_that_fit():
     async def life(house):
         for number in range(6):
             given = message(b"x" * 400_000, queue=ORDERS, message_id=f"m{number}")
-            await house.store.append([scheduled.put_off(scheduled.with_delay(given, f"m{number}", delay_ms=3), house.now_ms)])
+            await house.store.append([scheduled.put_off(scheduled.with_delay(given, delay_ms=3), house.now_ms)])
 
         assert len(await house.deliver(50)) == 6
 
@@ -188,8 +201,8 @@ def test_one_of_the_backlog_can_still_be_moved_and_cancelled():
 
     async def comes_back(house):
         assert await house.deliver() == []
-        await house.service.cancel("a")
-        await house.service.move("b", house.now_ms + 500)
+        await house.service.cancel("sch_a")
+        await house.service.move("sch_b", house.now_ms + 500)
 
         assert await house.deliver(400) == ["c"]
         assert await house.deliver(400) == ["c", "b"]
@@ -220,17 +233,17 @@ def test_a_poisoned_message_is_set_aside_with_its_reason_and_the_others_are_deli
         assert await house.deliver(100) == ["a", "b"]
         await house.deliver(1_000)  # what is as old as that last one belongs to the backlog
 
-        assert "nowhere" in (await house.service.get("lost")).reason
+        assert "nowhere" in (await house.service.get("sch_lost")).reason
         assert (await house.service.get("sch_T0-3")).state is ScheduleState.SET_ASIDE
-        assert house.service.table.set_aside_count == 2
+        assert house.service.counts.never == 2
 
     async def later(house):
         await house.store.create_topic("nowhere", queue_count=1)
-        await house.service.move("lost", house.now_ms)
+        await house.service.move("sch_lost", house.now_ms)
         await house.deliver()
 
         assert await house.bodies(QueueId("nowhere", 0)) == ["lost"]
-        assert house.service.table.set_aside_count == 1
+        assert house.service.counts.never == 1
 
     in_house(life, later)
 
@@ -274,47 +287,33 @@ def test_a_store_that_takes_nothing_delays_what_is_due_and_loses_nothing_of_it()
     in_house(life)
 
 
-def test_no_more_messages_are_scheduled_than_memory_is_to_hold():
-    async def life(house):
-        await house.put_off("a", "b", delay_ms=10)
-        await house.service.follow()
-
-        house.service.check_room(1)
-        with pytest.raises(Backpressure):
-            house.service.check_room(2)
-
-    in_house(life, max_scheduled=3)
-
-
 # ------------------------------------------------------------------------------------------------------------ restarts
 
 
 @pytest.mark.parametrize("flush", FlushPolicy)
-@pytest.mark.parametrize("snapshot", [False, True])
-def test_a_killed_service_delivers_what_was_waiting_once_and_what_was_delivered_not_again(flush, snapshot):
+@pytest.mark.parametrize("rest_ms", [0, 30_000])
+def test_a_killed_service_delivers_what_was_waiting_once_and_what_was_delivered_not_again(flush, rest_ms):
     async def first(house):
         await house.put_off("soon", delay_ms=50)
         await house.put_off("late", delay_ms=1_000)
         await house.put_off("never", delay_ms=1_000)
         await house.put_off("moved", delay_ms=100_000)
         assert await house.deliver(100) == ["soon"]
-        await house.service.cancel("never")
-        await house.service.move("moved", house.now_ms + 2_000)
-        if snapshot:
-            await house.service.save_snapshot()
-            await asyncio.sleep(30)
+        await house.service.cancel("sch_never")
+        await house.service.move("sch_moved", house.now_ms + 2_000)
+        await asyncio.sleep(rest_ms / 1000)
 
     async def second(house):
-        assert await house.state("soon") is ScheduleState.DELIVERED
-        assert await house.state("never") is ScheduleState.CANCELLED
-        assert (await house.service.get("moved")).revision >= 2
+        assert await house.state("sch_soon") is ScheduleState.DELIVERED
+        assert await house.state("sch_never") is ScheduleState.CANCELLED
+        assert (await house.service.get("sch_moved")).revision >= 2
 
         await house.deliver(3_000)
         await house.deliver(3_000)
 
         assert sorted(await house.bodies()) == ["late", "moved", "soon"]
 
-    in_house(first, second, second, options=LocalStoreOptions(segment_bytes=65_536, prepare_ahead_bytes=16_384, flush=flush))
+    in_house(first, second, second, options=dataclasses.replace(OPTIONS, flush=flush))
 
 
 @pytest.mark.parametrize("cut_after_ms", range(12))
@@ -350,9 +349,7 @@ def test_a_delivery_whose_sweep_was_cancelled_is_still_one_delivery():
 
 def test_a_message_that_is_not_yet_durable_is_not_delivered_before_it_is():
     async def life(house):
-        given = scheduled.put_off(
-            scheduled.with_delay(message(b"a", queue=ORDERS, message_id="a"), "a", delay_ms=1), house.now_ms
-        )
+        given = scheduled.put_off(scheduled.with_delay(message(b"a", queue=ORDERS, message_id="a"), delay_ms=1), house.now_ms)
         await house.store.append([given], durability=Durability.BUFFERED)
 
         assert await house.deliver(500) == ["a"]
@@ -367,13 +364,13 @@ def test_a_cancelled_message_is_never_seen_and_cancelling_again_changes_nothing(
     async def life(house):
         await house.put_off("a", delay_ms=100)
 
-        once = await house.service.cancel("a")
-        again = await house.service.cancel("a")
+        once = await house.service.cancel("sch_a")
+        again = await house.service.cancel("sch_a")
 
         assert (once.state, once.revision, again) == (ScheduleState.CANCELLED, 2, once)
         assert await house.deliver(1_000) == []
         with pytest.raises(AlreadyCancelled):
-            await house.service.move("a", house.now_ms)
+            await house.service.move("sch_a", house.now_ms)
 
     in_house(life)
 
@@ -381,8 +378,8 @@ def test_a_cancelled_message_is_never_seen_and_cancelling_again_changes_nothing(
 def test_a_moved_message_comes_at_its_new_time_earlier_or_later():
     async def life(house):
         await house.put_off("earlier", "later", delay_ms=10_000)
-        await house.service.move("earlier", house.now_ms + 100)
-        await house.service.move("later", house.now_ms + 20_000)
+        await house.service.move("sch_earlier", house.now_ms + 100)
+        await house.service.move("sch_later", house.now_ms + 20_000)
 
         assert await house.deliver(200) == ["earlier"]
         assert await house.deliver(15_000) == ["earlier"]
@@ -397,11 +394,11 @@ def test_what_was_delivered_can_neither_be_moved_nor_cancelled():
         await house.deliver(100)
 
         with pytest.raises(AlreadyDelivered):
-            await house.service.move("a", house.now_ms + 1_000)
+            await house.service.move("sch_a", house.now_ms + 1_000)
         with pytest.raises(AlreadyDelivered):
-            await house.service.cancel("a")
+            await house.service.cancel("sch_a")
         with pytest.raises(UnknownSchedule):
-            await house.service.cancel("nobody")
+            await house.service.cancel("sch_nobody")
 
     in_house(life)
 
@@ -414,14 +411,14 @@ def test_a_cancel_that_races_a_delivery_either_cancels_or_is_told_that_it_is_too
         sweep = asyncio.ensure_future(house.service.run_once(house.now_ms))
         await asyncio.sleep(head_start_ms / 1000)
         try:
-            await house.service.cancel("a")
+            await house.service.cancel("sch_a")
             cancelled = True
         except AlreadyDelivered:
             cancelled = False
         await sweep
 
         assert await house.deliver(1_000) == ([] if cancelled else ["a"])
-        assert await house.state("a") is (ScheduleState.CANCELLED if cancelled else ScheduleState.DELIVERED)
+        assert await house.state("sch_a") is (ScheduleState.CANCELLED if cancelled else ScheduleState.DELIVERED)
 
     in_house(life)
 
@@ -431,9 +428,9 @@ def test_a_cancel_that_comes_first_wins_over_a_sweep_that_begins_meanwhile():
         await house.put_off("a", delay_ms=20)
         await asyncio.sleep(0.05)
         await house.service.follow()
-        cancel = asyncio.ensure_future(house.service.cancel("a"))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        cancel = asyncio.ensure_future(house.service.cancel("sch_a"))
+        await asyncio.sleep(0.006)  # it has found its message, and not yet marked it
+        assert (await house.store.offsets(MARK_QUEUE)).end == 0
         await house.service.run_once(house.now_ms)
 
         assert (await cancel).state is ScheduleState.CANCELLED
@@ -442,18 +439,36 @@ def test_a_cancel_that_comes_first_wins_over_a_sweep_that_begins_meanwhile():
     in_house(life)
 
 
-def test_a_list_goes_on_behind_an_id_and_leaves_out_what_is_not_wanted():
+def test_a_list_is_in_the_order_of_times_page_by_page_in_every_state():
     async def life(house):
-        await house.put_off("a", "b", "c", "d", delay_ms=10_000)
-        await house.service.cancel("b")
+        for number in range(40):
+            await house.put_off(f"{number:02}", delay_ms=60_000 - 1_000 * number, queue=QueueId("orders", 0))
+        for number in range(0, 40, 4):
+            await house.service.cancel(f"sch_{number:02}")
 
-        def waits(item):
-            return item.state is ScheduleState.SCHEDULED
+        for page_size in (1, 3, 7, 100):
+            waits = await house.listed(ScheduleState.SCHEDULED, page_size=page_size)
+            both = await house.listed(ScheduleState.SCHEDULED, ScheduleState.CANCELLED, page_size=page_size)
+            assert [one.message_id for one in waits] == [f"{number:02}" for number in range(39, -1, -1) if number % 4]
+            assert [one.message_id for one in both] == [f"{number:02}" for number in range(39, -1, -1)]
+            assert {one.state for one in both[:4]} == {ScheduleState.SCHEDULED, ScheduleState.CANCELLED}
 
-        first = await house.service.search(after="", count=2, wanted=waits)
-        rest = await house.service.search(after=first[-1].schedule_id, count=9, wanted=waits)
+    in_house(life)
 
-        assert [item.schedule_id for item in (*first, *rest)] == ["a", "c", "d"]
+
+def test_a_list_shows_those_of_a_topic_before_a_time():
+    async def life(house):
+        await house.store.create_topic("emails", queue_count=1)
+        await house.put_off("a", "b", delay_ms=10_000)
+        await house.put_off("c", delay_ms=20_000, queue=QueueId("emails", 0))
+        due_ms = await house.put_off("d", delay_ms=30_000, queue=QueueId("emails", 0))
+        await house.put_off("retry", delay_ms=5, queue=QueueId("%RETRY%shop", 0))
+
+        emails = await house.listed(ScheduleState.SCHEDULED, topic="emails")
+        early = await house.listed(ScheduleState.SCHEDULED, due_before_ms=due_ms)
+
+        assert [one.message_id for one in emails] == ["c", "d"]
+        assert [one.message_id for one in early] == ["a", "b", "c"]
 
     in_house(life)
 
@@ -474,7 +489,7 @@ def test_what_a_broker_has_delivered_is_not_delivered_again_and_the_rest_is():
     async def ours(house):
         await house.deliver()
         assert await house.deliver(1_000) == ["done", "waits"]
-        assert [item.state for item in house.service.table] == [ScheduleState.DELIVERED] * 2
+        assert [one.state for one in await house.listed(*ScheduleState)] == [ScheduleState.DELIVERED] * 2
 
     in_house(broker, ours, ours, down_ms=60_000)
 

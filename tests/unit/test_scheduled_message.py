@@ -2,10 +2,11 @@
 
 import pytest
 
+from scheduler import marks
 from scheduler import scheduled_message as scheduled
-from scheduler.scheduled_message import Cancelled, Delivered, Moved, SetAside
+from scheduler.marks import Cancelled, Delivered, Moved, SetAside
 from storage.errors import NotADelayedMessage
-from storage.message import Message, QueueId, StoredMessage, TransactionBits
+from storage.message import NEVER_MS, DueEntry, Message, QueueId, StoredMessage, TransactionBits
 from tests.support.builders import ORDERS, message
 
 NOW_MS = 1_800_000_000_000
@@ -17,7 +18,7 @@ def stored(given: Message, *, at_ms: int = NOW_MS, queue_offset: int = 7) -> Sto
 
 
 def put_off(now_ms: int = NOW_MS, **delay: int) -> Message:
-    return scheduled.put_off(scheduled.with_delay(message(b"x", queue=QueueId("orders", 2)), "sch_1", **delay), now_ms)
+    return scheduled.put_off(scheduled.with_delay(message(b"x", queue=QueueId("orders", 2)), **delay), now_ms)
 
 
 @pytest.mark.parametrize(("delay_ms", "level"), [(1_000, 1), (10_000, 3), (60_000, 5), (3_600_000, 17), (7_200_000, 18)])
@@ -65,7 +66,7 @@ def test_what_is_delivered_is_what_was_put_off(delay):
         transaction=TransactionBits.COMMIT,
         prepared_log_offset=712,
     )
-    waiting = scheduled.put_off(scheduled.with_delay(given, "sch_1", **delay), NOW_MS)
+    waiting = scheduled.put_off(scheduled.with_delay(given, **delay), NOW_MS)
 
     delivered = scheduled.unwrap(stored(waiting))
 
@@ -104,17 +105,50 @@ def test_a_brokers_message_is_due_at_the_end_of_its_slot_and_is_known_by_its_pla
     assert scheduled.is_brokers(timed)
 
 
+ENTRY = DueEntry(NOW_MS, 712, 3, 9)
+
+
 @pytest.mark.parametrize(
     "mark",
-    [
-        Delivered(schedule_ids=["a", "b"]),
-        Cancelled(schedule_id="a", revision=2),
-        Moved(schedule_id="a", revision=2, due_ms=5),
-        SetAside(schedule_id="a", revision=2, reason="why"),
-    ],
+    [Delivered((ENTRY, DueEntry(5, 6, 7, 8))), Cancelled("a", ENTRY), Moved("a", ENTRY, 5), SetAside("a", ENTRY, "why")],
 )
 def test_a_mark_is_read_as_it_was_written(mark):
-    assert scheduled.read_mark(scheduled.mark_message(mark, now_ms=NOW_MS)) == mark
+    written = marks.encode(mark, now_ms=NOW_MS)
+
+    assert marks.decode(stored(written)) == mark
+    assert written.key == (None if isinstance(mark, Delivered) else "a")
+
+
+def test_a_mark_says_which_entries_end_and_which_come_in_their_place():
+    assert (Cancelled("a", ENTRY).taken, Cancelled("a", ENTRY).added) == ((ENTRY,), ())
+    assert Moved("a", ENTRY, 5).added == (DueEntry(5, 712, 4, 9),)
+    (aside,) = SetAside("a", ENTRY, "why").added
+    assert (aside.due_ms >= NEVER_MS, marks.shown_due_ms(aside), aside.revision) == (True, NOW_MS, 4)
+
+
+@pytest.mark.parametrize(
+    "queue", [QueueId("rmq_sys_wheel_timer", 0), QueueId("SCHEDULE_TOPIC_XXXX", 17), QueueId("SCHEDULE_TOPIC_XXXX", 999)]
+)
+def test_a_place_is_one_number_and_leads_back(queue):
+    for queue_offset in (0, 1, 10**13 - 1):
+        place = scheduled.place_of(queue, queue_offset)
+
+        assert scheduled.message_at(place) == (queue, queue_offset)
+        assert 0 <= place < 10**18
+        assert scheduled.place_by_id(scheduled.schedule_id_at(queue, queue_offset)) == (queue, queue_offset)
+
+
+def test_a_schedule_is_called_as_its_message_is():
+    waiting = stored(scheduled.with_delay(message(message_id="msg_0NcxZ"), delay_ms=5))
+
+    assert scheduled.schedule_id_of(waiting) == "sch_0NcxZ"
+    assert "msg_0NcxZ" in scheduled.message_ids_by("sch_0NcxZ")
+    assert scheduled.place_by_id("sch_0NcxZ") is None
+
+
+def test_topics_of_the_house_have_no_label_and_all_others_one():
+    assert [scheduled.label_of(topic) for topic in ("%RETRY%shop", "rmq_sys_escrowmq_checks")] == [0, 0]
+    assert 0 < scheduled.label_of("orders") < 1 << 32
 
 
 def test_the_place_of_a_waiting_message_is_no_place_of_its_topic():

@@ -1,0 +1,211 @@
+"""Delivers what is due: what is due now at once, what is long overdue at a bounded rate.
+
+A delivery is one append of messages and a mark that names them, so after a crash there are both or neither. Messages are read a
+piece ahead and appended in the order of their times; several appends wait for the disk together.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import structlog
+
+from scheduler import scheduled_message
+from scheduler.marks import Delivered, SetAside
+from scheduler.options import ScheduleOptions
+from scheduler.schedule_log import ScheduleLog
+from scheduler.under_way import UnderWay
+from storage.clock import Clock
+from storage.errors import CorruptRecord, RejectedError
+from storage.message import DueEntry, Durability, Message, StoredMessage
+from storage.store import KeyLookup, MessageStore, read_each
+
+log = structlog.get_logger()
+
+_TAKEN = 4_096  # entries that one round is about
+_PIECE_MESSAGES = 256
+_APPEND_BYTES = 1 << 20
+_READ_BYTES = 8 << 20
+_APPENDS_AT_ONCE = 4
+
+
+class _Ready(NamedTuple):
+    """A message that has been read."""
+
+    entry: DueEntry
+    schedule_id: str
+    message: Message | None  # None: a broker has delivered it already
+
+
+class Delivery:
+    """The event loop's; one run at a time."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        clock: Clock,
+        options: ScheduleOptions,
+        schedule_log: ScheduleLog,
+        under_way: UnderWay,
+        *,
+        on_delivered: Callable[[Sequence[int]], None],
+    ) -> None:
+        """`on_delivered` is told how late each delivered message was."""
+        self._store = store
+        self._clock = clock
+        self._options = options
+        self._log = schedule_log
+        self._under_way = under_way
+        self._on_delivered = on_delivered
+        self._swept_ms: int | None = None
+        self._allowance = 0.0  # of the backlog, in messages
+        self.backlog_count = 0
+
+    async def run_once(self, now_ms: int) -> int:
+        """How many messages were delivered. What could not be is due again."""
+        await self._log.follow()
+        window = self._log.window
+        window.advance(now_ms - self._options.catch_up_after_ms)
+        delivered = 0
+        while True:
+            await self._log.fill_window(now_ms)
+            taken = window.take(now_ms, max_entries=_TAKEN)
+            if not taken:
+                return delivered + await self._deliver_overdue(now_ms)
+            # One that is being changed is put back by whoever changes it; one may have been put back twice.
+            free = {entry.place: entry for entry in taken if entry.place not in self._under_way}
+            delivered += await self._deliver_all(list(free.values()))
+
+    async def _deliver_overdue(self, now_ms: int) -> int:
+        allowed = self._allow(now_ms)
+        if not self._log.window.has_overdue:
+            self.backlog_count = 0
+            return 0
+        if not self.backlog_count:
+            self.backlog_count = await self._log.count_overdue()
+        if not allowed:
+            return 0
+        found = await self._log.read_overdue(allowed)
+        free = [entry for entry in found if entry.place not in self._under_way]
+        for entry in found:
+            if entry.place in self._under_way:
+                self._log.window.put_back(entry)
+        self._allowance -= len(free)
+        delivered = await self._deliver_all(free)
+        self.backlog_count = max(0, self.backlog_count - delivered)
+        return delivered
+
+    def _allow(self, now_ms: int) -> int:
+        """How many of the backlog may go now."""
+        rate = self._options.catch_up_per_second
+        elapsed_ms = 0 if self._swept_ms is None else min(max(0, now_ms - self._swept_ms), 1_000)
+        self._swept_ms = now_ms
+        self._allowance = min(self._allowance + rate * elapsed_ms / 1_000, float(rate))
+        return int(self._allowance)
+
+    # -------------------------------------------------------------------------------------------------------- in pieces
+
+    async def _deliver_all(self, entries: Sequence[DueEntry]) -> int:
+        if not entries:
+            return 0
+        self._under_way.begin([entry.place for entry in entries])
+        return await self._under_way.to_the_end(self._in_pieces(entries))
+
+    async def _in_pieces(self, entries: Sequence[DueEntry]) -> int:
+        """Begun in the order of their times. What could not be delivered is put back, whatever is raised."""
+        left = {entry.place: entry for entry in entries}
+        pieces = [entries[at : at + _PIECE_MESSAGES] for at in range(0, len(entries), _PIECE_MESSAGES)]
+        appends: deque[asyncio.Task[int]] = deque()
+        delivered = 0
+        reading = asyncio.ensure_future(self._read(pieces[0], left))
+        try:
+            for following in [*pieces[1:], None]:
+                ready = await reading
+                if following is not None:
+                    reading = asyncio.ensure_future(self._read(following, left))
+                for group in _by_size(ready):
+                    if len(appends) == _APPENDS_AT_ONCE:
+                        delivered += await appends.popleft()
+                    appends.append(asyncio.ensure_future(self._deliver(group, left)))
+            while appends:
+                delivered += await appends.popleft()
+        finally:
+            await asyncio.gather(reading, *appends, return_exceptions=True)
+            for entry in list(left.values()):
+                self._settle([entry], left)
+                self._log.window.put_back(entry)
+        return delivered
+
+    async def _deliver(self, ready: Sequence[_Ready], left: dict[int, DueEntry]) -> int:
+        """All in one append; where that is refused, each in its own, and the poisoned ones are set aside."""
+        given = [one.message for one in ready if one.message is not None]
+        entries = [one.entry for one in ready]
+        try:
+            await self._log.append(given, Delivered(tuple(entries)), None)
+        except RejectedError as refused:
+            if len(ready) > 1:
+                return sum([await self._deliver([one], left) for one in ready])
+            await self._set_aside(entries[0], ready[0].schedule_id, refused, left)
+            return 0
+        self._settle(entries, left)
+        now_ms = self._clock.wall_ms()
+        self._on_delivered([now_ms - entry.due_ms for entry in entries])
+        return len(ready)
+
+    async def _set_aside(
+        self, entry: DueEntry, schedule_id: str, error: RejectedError | CorruptRecord, left: dict[int, DueEntry]
+    ) -> None:
+        reason = f"{type(error).__name__}: {error.detail}"
+        log.warning("delivery_set_aside", schedule_id=schedule_id, reason=reason)
+        await self._log.append([], SetAside(schedule_id, entry, reason[:1_000]), Durability.SYNCED)
+        self._settle([entry], left)
+
+    def _settle(self, entries: Sequence[DueEntry], left: dict[int, DueEntry]) -> None:
+        for entry in entries:
+            del left[entry.place]
+            self._under_way.end(entry.place)
+
+    # --------------------------------------------------------------------------------------------------------- reading
+
+    async def _read(self, entries: Sequence[DueEntry], left: dict[int, DueEntry]) -> list[_Ready]:
+        """The messages of these entries; what cannot be read or understood is set aside."""
+        places = [scheduled_message.message_at(entry.place) for entry in entries]
+        ready: list[_Ready] = []
+        at = 0
+        while at < len(entries):
+            found = await read_each(self._store, places[at:], max_bytes=_READ_BYTES)
+            for entry, message in zip(entries[at:], found, strict=False):
+                schedule_id = scheduled_message.schedule_id_at(*places[at])
+                at += 1
+                try:
+                    if not isinstance(message, StoredMessage):
+                        raise message
+                    schedule_id = scheduled_message.schedule_id_of(message)
+                    ready.append(_Ready(entry, schedule_id, await self._unwrap(message)))
+                except (RejectedError, CorruptRecord) as error:
+                    await self._set_aside(entry, schedule_id, error, left)
+        return ready
+
+    async def _unwrap(self, message: StoredMessage) -> Message | None:
+        """A broker marks nothing when it delivers: what lies in the real topic since then, it has delivered."""
+        unwrapped = scheduled_message.unwrap(message)
+        if not scheduled_message.is_brokers(message) or not isinstance(self._store, KeyLookup):
+            return unwrapped
+        topics, from_ms = [unwrapped.queue.topic], message.stored_at_ms
+        delivered = await self._store.find_messages(
+            message.message_id, topics=topics, by_id=True, from_ms=from_ms, max_messages=1
+        )  # fmt: skip
+        return None if delivered else unwrapped
+
+
+def _by_size(ready: Sequence[_Ready]) -> Iterator[Sequence[_Ready]]:
+    """In groups that one append takes."""
+    begin = size = 0
+    for at, one in enumerate(ready):
+        size += 0 if one.message is None else len(one.message.body)
+        if at > begin and size > _APPEND_BYTES:
+            yield ready[begin:at]
+            begin, size = at, 0 if one.message is None else len(one.message.body)
+    if begin < len(ready):
+        yield ready[begin:]

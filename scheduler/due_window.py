@@ -1,0 +1,151 @@
+"""What is due soon, in memory: the part of the index that delivery looks at. Pure.
+
+    overdue                  | the window                      | later
+    before `begin_ms`        | from there up to `end`          | behind it
+    in the index, read on    | all of it is in memory,         | in the index, read when its
+    behind `overdue_after`   | so far as memory has room       | time comes near
+
+What is long overdue is the backlog, which is delivered at its own rate; it must not keep what is due now from memory.
+"""
+
+import heapq
+from collections.abc import Iterable
+
+from storage.message import DueEntry
+
+_LARGEST = (1 << 31) - 1
+_FIRST_MS = -(1 << 62)
+
+
+class DueWindow:
+    def __init__(self, *, max_entries: int) -> None:
+        """More than `max_entries` it does not hold: then it ends earlier."""
+        self._max_entries = max_entries
+        self._open: dict[int, DueEntry] = {}  # by place; with those that are just being delivered
+        self._heap: list[DueEntry] = []  # with stale ones in between: those that are not in `_open` as they are
+        self.begin_ms = _FIRST_MS
+        self.end = before(_FIRST_MS)
+        self.overdue_after = before(_FIRST_MS)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def has_overdue(self) -> bool:
+        """May there be something in the index that is overdue?"""
+        return self.overdue_after < before(self.begin_ms)
+
+    @property
+    def room(self) -> int:
+        return max(0, self._max_entries - len(self._open))
+
+    @property
+    def has_room(self) -> bool:
+        """For so many that it is worth reading them."""
+        return 2 * self.room >= self._max_entries
+
+    def next_due_ms(self) -> int | None:
+        """Of what is in memory."""
+        while self._heap and not self.is_waiting(self._heap[0]):
+            heapq.heappop(self._heap)
+        return self._heap[0].due_ms if self._heap else None
+
+    def is_waiting(self, entry: DueEntry) -> bool:
+        return self._open.get(entry.place) == entry
+
+    # -------------------------------------------------------------------------------------------- as the index changes
+
+    def change(self, added: Iterable[DueEntry], taken: Iterable[DueEntry]) -> None:
+        """The same that the index is told."""
+        for entry in added:
+            if entry.due_ms < self.begin_ms:
+                self._rewind(entry)
+            elif entry <= self.end:
+                self._add(entry)
+        for entry in taken:
+            if self.is_waiting(entry):
+                del self._open[entry.place]
+        if len(self._open) > self._max_entries:
+            self._shrink()
+
+    def extend(self, entries: Iterable[DueEntry], end: DueEntry) -> None:
+        """All that the index has behind the end of the window, up to a new end."""
+        for entry in entries:
+            self._add(entry)
+        self.end = end
+
+    def clear(self) -> None:
+        """The index is made anew."""
+        self._open.clear()
+        self._heap.clear()
+        self.end = before(self.begin_ms)
+        self.overdue_after = before(_FIRST_MS)
+
+    # ------------------------------------------------------------------------------------------------- as time goes on
+
+    def advance(self, begin_ms: int) -> None:
+        """What is due before that is overdue. A clock that is set back changes nothing."""
+        if begin_ms <= self.begin_ms:
+            return
+        if not self.has_overdue:
+            self.overdue_after = before(begin_ms)
+        while (due_ms := self.next_due_ms()) is not None and due_ms < begin_ms:
+            entry = heapq.heappop(self._heap)
+            del self._open[entry.place]
+            self._rewind(entry)
+        if self.end < before(begin_ms):
+            # What lies between was never in memory: it is overdue too.
+            self.overdue_after = min(self.overdue_after, self.end)
+            self.end = before(begin_ms)
+        self.begin_ms = begin_ms
+
+    def take(self, now_ms: int, *, max_entries: int) -> list[DueEntry]:
+        """What is due, the earliest first. Each comes once; `put_back` what could not be delivered."""
+        taken: list[DueEntry] = []
+        while len(taken) < max_entries and (due_ms := self.next_due_ms()) is not None and due_ms <= now_ms:
+            taken.append(heapq.heappop(self._heap))
+        return taken
+
+    def put_back(self, entry: DueEntry) -> None:
+        """It waits again. One that has changed meanwhile does not."""
+        if entry.due_ms < self.begin_ms:
+            if self.is_waiting(entry):
+                del self._open[entry.place]
+            self._rewind(entry)
+        elif self.is_waiting(entry):
+            heapq.heappush(self._heap, entry)
+
+    def put_back_at(self, place: int) -> None:
+        """Whatever is in memory of this message waits again."""
+        entry = self._open.get(place)
+        if entry is not None:
+            self.put_back(entry)
+
+    def _add(self, entry: DueEntry) -> None:
+        self._open[entry.place] = entry
+        heapq.heappush(self._heap, entry)
+        if len(self._heap) > 2 * len(self._open) + 64:
+            self._heap = sorted({one.place: one for one in self._heap if self.is_waiting(one)}.values())
+
+    def _shrink(self) -> None:
+        """Keep the earlier half."""
+        waiting = sorted({one.place: one for one in self._heap if self.is_waiting(one)}.values())
+        kept, left = waiting[: self._max_entries // 2], waiting[self._max_entries // 2 :]
+        for entry in left:
+            del self._open[entry.place]
+        self._heap = kept
+        self.end = min([self.end, *(before_entry(entry) for entry in left[:1])])
+
+    def _rewind(self, entry: DueEntry) -> None:
+        """The backlog is to be read from this entry on, at the latest."""
+        self.overdue_after = min(self.overdue_after, before_entry(entry))
+
+
+def before(due_ms: int) -> DueEntry:
+    """In front of all that are due then or later, behind all that are due earlier."""
+    return DueEntry(due_ms, -1, 0, 0)
+
+
+def before_entry(entry: DueEntry) -> DueEntry:
+    """Directly in front of it."""
+    return DueEntry(entry.due_ms, entry.place, entry.revision - 1, _LARGEST)

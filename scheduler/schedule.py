@@ -1,0 +1,46 @@
+"""A schedule as callers see it: one delayed message, when it is due, and what became of it."""
+
+from enum import StrEnum
+
+import msgspec
+
+from scheduler.marks import Cancelled, Change, SetAside, shown_due_ms
+from storage.message import DueEntry
+
+
+class ScheduleState(StrEnum):
+    SCHEDULED = "scheduled"
+    DELIVERED = "delivered"
+    CANCELLED = "cancelled"
+    SET_ASIDE = "set_aside"
+
+    @property
+    def is_finished(self) -> bool:
+        return self in (ScheduleState.DELIVERED, ScheduleState.CANCELLED)
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    schedule_id: str
+    message_id: str  # this and the topic are empty where the message cannot be read any more
+    topic: str  # where it is to go
+    entry: DueEntry  # the last one it had in the index
+    state: ScheduleState = ScheduleState.SCHEDULED
+    reason: str | None = None  # why it was set aside
+
+    @property
+    def due_ms(self) -> int:
+        return shown_due_ms(self.entry)
+
+    @property
+    def revision(self) -> int:
+        """Each change adds one, and so does the end."""
+        return self.entry.revision + self.state.is_finished
+
+    def after(self, mark: Change) -> "Schedule":
+        """As it is after the change."""
+        if isinstance(mark, Cancelled):
+            return msgspec.structs.replace(self, entry=mark.entry, state=ScheduleState.CANCELLED)
+        (entry,) = mark.added
+        if isinstance(mark, SetAside):
+            return msgspec.structs.replace(self, entry=entry, state=ScheduleState.SET_ASIDE, reason=mark.reason)
+        return msgspec.structs.replace(self, entry=entry, state=ScheduleState.SCHEDULED, reason=None)

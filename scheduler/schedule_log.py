@@ -1,0 +1,217 @@
+"""What the log says about schedules: follows the delay topics and the marks, and tells the index and the window.
+
+Messages are put off by whoever appends them to a delay topic (a send, a commit); nobody tells this room. It reads them as any
+reader does, so what it knows is what the visible log says, and nothing that was stored can be forgotten because its sender had
+gone. The index is kept by the engine with the positions it reflects: a start reads on from there.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+import structlog
+
+from scheduler import marks, scheduled_message
+from scheduler.due_window import DueWindow, before
+from scheduler.marks import MARK_QUEUE, AnyMark, Cancelled, Delivered
+from scheduler.options import ScheduleOptions
+from scheduler.schedule import ScheduleState
+from scheduler.scheduled_message import LEVEL_COUNT, TIMER_QUEUE
+from storage.clock import Clock
+from storage.errors import CorruptRecord, NotSupportedByEngine, UnknownTopic
+from storage.formats.delay_levels import SCHEDULE_TOPIC
+from storage.message import Appended, DueEntry, Durability, Message, QueueId, StoredMessage
+from storage.store import ANY_LABEL, DueCounts, DueIndex, DuePage, MessageStore, SyncedPosition
+
+T = TypeVar("T")
+log = structlog.get_logger()
+
+_READ_MESSAGES = 512
+_READ_BYTES = 8 << 20
+_MARK_WAIT_MS = 10_000
+
+
+class Finished(NamedTuple):
+    entry: DueEntry
+    state: ScheduleState
+
+
+class ScheduleLog:
+    """The event loop's. `start` before anything else."""
+
+    def __init__(self, store: MessageStore, clock: Clock, options: ScheduleOptions) -> None:
+        if not isinstance(store, DueIndex):
+            raise NotSupportedByEngine("this engine does not keep what is due when")
+        self._store = store
+        self._index: DueIndex = store
+        self._clock = clock
+        self._near_ms = options.near_ms
+        self._finished_kept = options.finished_kept
+        self.window = DueWindow(max_entries=options.near_kept)
+        self.finished: deque[Finished] = deque(maxlen=options.finished_kept)  # the newest last
+        self._positions: dict[QueueId, int] = {}  # read up to there; the mark queue is the last one
+        self._lock = asyncio.Lock()  # who reads the index for the window must not miss what is followed meanwhile
+
+    @property
+    def counts(self) -> DueCounts:
+        return self._index.due_counts()
+
+    async def start(self) -> int:
+        """Read on from where the index is; the number of messages read."""
+        delay_queues = [*await self._queues_of(SCHEDULE_TOPIC, LEVEL_COUNT), *await self._queues_of(TIMER_QUEUE.topic, 1)]
+        await self._queues_of(MARK_QUEUE.topic, 1)
+        self._positions = {**dict.fromkeys([*delay_queues, MARK_QUEUE], 0), **self._index.due_positions()}
+        await self._recall_finished()
+        return await self.follow()
+
+    # ------------------------------------------------------------------------------------------------ following the log
+
+    async def follow(self) -> int:
+        """Read what has become visible: first what was put off, then the marks; how many messages."""
+        async with self._lock:
+            return await self._follow()
+
+    async def append(self, messages: Sequence[Message], mark: AnyMark, durability: Durability | None) -> None:
+        """Append them together, and follow up to the mark."""
+        noted = marks.encode(mark, now_ms=self._clock.wall_ms())
+        # A change is taken when nothing else is; what is due can wait.
+        appended = await self._store.append([*messages, noted], durability=durability, from_reserve=not messages)
+        place = appended[-1]
+        if durability is Durability.SYNCED:
+            await self._wait_durable(place)
+        # The sync may take longer than the engine's limit: nothing is delivered twice while nobody knows of the mark.
+        if not await self._store.wait_for_arrival(MARK_QUEUE, place.queue_offset, timeout_ms=_MARK_WAIT_MS):
+            await self._wait_durable(place)
+        if self._positions[MARK_QUEUE] <= place.queue_offset:
+            await self.follow()
+
+    async def _wait_durable(self, place: Appended) -> None:
+        if not place.durable and isinstance(self._store, SyncedPosition):
+            await self._store.wait_durable(place)
+
+    async def _follow(self) -> int:
+        count = 0
+        for queue in self._positions:
+            count += await self._read_on(queue)
+        return count
+
+    async def _read_on(self, queue: QueueId) -> int:
+        bounds = await self._store.offsets(queue)
+        begin = at = max(self._positions[queue], bounds.first)
+        note = self._note_marks if queue == MARK_QUEUE else self._note_delayed
+        while at < bounds.end:
+            try:
+                messages = await self._store.read(queue, at, max_messages=_READ_MESSAGES, max_bytes=_READ_BYTES)
+            except CorruptRecord as damage:
+                log.error("schedule_damaged", queue=str(queue), queue_offset=at, reason=str(damage))
+                messages = []
+            at += max(1, len(messages))
+            added, taken = note(messages)
+            self._index.change_due(added, taken, {queue: at})
+            self.window.change(added, taken)
+            self._positions[queue] = at
+            await asyncio.sleep(0)
+        self._positions[queue] = at
+        return at - begin
+
+    def _note_delayed(self, messages: Sequence[StoredMessage]) -> tuple[list[DueEntry], list[DueEntry]]:
+        return [scheduled_message.entry_of(message) for message in messages], []
+
+    def _note_marks(self, messages: Sequence[StoredMessage]) -> tuple[list[DueEntry], list[DueEntry]]:
+        read = [marks.decode(message) for message in messages]
+        for mark in read:
+            self.finished.extend(_finished(mark))
+        return [entry for mark in read for entry in mark.added], [entry for mark in read for entry in mark.taken]
+
+    # -------------------------------------------------------------------------------------------------- reading the index
+
+    async def fill_window(self, now_ms: int) -> None:
+        """See to it that the window holds what is due by now and a while after, as far as it has room."""
+
+        async def fill() -> bool:
+            window = self.window
+            if not window.has_room or window.end >= before(now_ms + self._near_ms // 2):
+                return False
+            until_ms = now_ms + self._near_ms
+            page = await self._index.read_due(window.end, until_ms=until_ms, max_entries=window.room)
+            window.extend(page.entries, page.end or before(until_ms))
+            return page.end is not None
+
+        while await self._exclusively(fill):
+            pass
+
+    async def read_overdue(self, max_entries: int) -> list[DueEntry]:
+        """What was due first of what is overdue; the next ones come next time, and what is put back."""
+
+        async def read() -> list[DueEntry]:
+            window = self.window
+            page = await self._index.read_due(window.overdue_after, until_ms=window.begin_ms, max_entries=max_entries)
+            window.overdue_after = page.end or before(window.begin_ms)
+            return page.entries
+
+        return await self._exclusively(read)
+
+    async def count_overdue(self) -> int:
+        return await self._exclusively(lambda: self._index.count_due(until_ms=self.window.begin_ms))
+
+    async def read_due(self, after: DueEntry, *, until_ms: int, max_entries: int, labels: range = ANY_LABEL) -> DuePage:
+        return await self._exclusively(
+            lambda: self._index.read_due(after, until_ms=until_ms, max_entries=max_entries, labels=labels)
+        )
+
+    async def is_due(self, entry: DueEntry) -> bool:
+        """Is it still to be delivered, or set aside, as it stands there?"""
+        return self.window.is_waiting(entry) or await self._exclusively(lambda: self._index.holds_due(entry))
+
+    async def _exclusively(self, read: Callable[[], Awaitable[T]]) -> T:
+        """What is read while nothing is followed. Where the index is damaged it is made anew from the log, and asked again."""
+        async with self._lock:
+            try:
+                return await read()
+            except CorruptRecord as damage:
+                log.error("timers_made_anew", file=str(damage.path), at=damage.physical_offset, reason=damage.reason)
+                await self._index.forget_due()
+                self.window.clear()
+                self.finished.clear()
+                self._positions = dict.fromkeys(self._positions, 0)
+                await self._follow()
+                return await read()
+
+    # --------------------------------------------------------------------------------------------------------- helpers
+
+    async def _recall_finished(self) -> None:
+        """The newest ones that the index has let go of: from the last marks it knows."""
+        bounds = await self._store.offsets(MARK_QUEUE)
+        at = min(self._positions[MARK_QUEUE], bounds.end)
+        while at > bounds.first and len(self.finished) < self._finished_kept:
+            begin = max(bounds.first, at - _READ_MESSAGES)
+            found: list[Finished] = []
+            reading = begin
+            while reading < at:
+                try:
+                    messages = await self._store.read(
+                        MARK_QUEUE, reading, max_messages=at - reading, max_bytes=_READ_BYTES
+                    )  # fmt: skip
+                except CorruptRecord:
+                    messages = []
+                found += [one for message in messages for one in _finished(marks.decode(message))]
+                reading += max(1, len(messages))
+            self.finished.extendleft(reversed(found[-(self._finished_kept - len(self.finished)) :]))
+            at = begin
+
+    async def _queues_of(self, topic: str, count: int) -> tuple[QueueId, ...]:
+        """A broker's store may have more of them."""
+        try:
+            known = await self._store.queues(topic)
+        except UnknownTopic:
+            known = ()
+        if len(known) < count:
+            await self._store.create_topic(topic, queue_count=count)
+        return await self._store.queues(topic)
+
+
+def _finished(mark: AnyMark) -> list[Finished]:
+    if isinstance(mark, Delivered):
+        return [Finished(entry, ScheduleState.DELIVERED) for entry in mark.entries]
+    return [Finished(mark.entry, ScheduleState.CANCELLED)] if isinstance(mark, Cancelled) else []

@@ -1,0 +1,194 @@
+"""Finds schedules by their id and lists them, from the log, the key index and the index of times: memory has no table of them.
+
+The id leads to the message in its delay topic, and to the last mark about it. Whether it was delivered is not asked of marks,
+which name hundreds of messages each: what is in the index of times no more, and was not cancelled, has been delivered.
+"""
+
+import heapq
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from scheduler import marks, scheduled_message
+from scheduler.marks import MARK_QUEUE, Change, Delivered, SetAside, shown_due_ms
+from scheduler.schedule import Schedule, ScheduleState
+from scheduler.schedule_log import Finished, ScheduleLog
+from scheduler.scheduled_message import TIMER_QUEUE
+from storage.errors import CorruptRecord, NotSupportedByEngine, RejectedError, UnknownSchedule
+from storage.formats.delay_levels import SCHEDULE_TOPIC
+from storage.message import NEVER_MS, DueEntry, StoredMessage
+from storage.store import ANY_LABEL, LAST_MS, KeyLookup, MessageStore, read_each
+
+_DELAY_TOPICS = (SCHEDULE_TOPIC, TIMER_QUEUE.topic)
+_LARGEST = (1 << 31) - 1
+_READ_BYTES = 8 << 20
+_LOOKED_AT = 8  # pages of the index that one list reads; the engine says how long one is
+
+
+class ListPosition(NamedTuple):
+    """Behind which schedule a list goes on."""
+
+    due_ms: int
+    place: int
+
+
+class SchedulePage(NamedTuple):
+    items: list[Schedule]
+    end: ListPosition | None  # None: that is all
+
+
+class Wanted(NamedTuple):
+    """Schedules in these states, of this topic, due before then."""
+
+    states: Collection[ScheduleState]
+    topic: str | None = None
+    due_before_ms: int = LAST_MS
+
+
+class ScheduleLookup:
+    """The event loop's."""
+
+    def __init__(self, store: MessageStore, schedule_log: ScheduleLog) -> None:
+        self._store = store
+        self._log = schedule_log
+
+    async def get(self, schedule_id: str) -> Schedule:
+        """Raises UnknownSchedule."""
+        return await self.look_at(await self.find(schedule_id))
+
+    async def find(self, schedule_id: str) -> Schedule:
+        """The schedule as it was made, whatever became of it. Raises UnknownSchedule."""
+        by_place = scheduled_message.place_by_id(schedule_id)
+        if by_place is not None:
+            (found,) = await read_each(self._store, [by_place], max_bytes=_READ_BYTES)
+            if isinstance(found, StoredMessage) and scheduled_message.schedule_id_of(found) == schedule_id:
+                return _as_made(found)
+            last = await self._last_change(schedule_id) if isinstance(found, CorruptRecord) else None
+            if last is not None:
+                return Schedule(schedule_id, "", "", last.entry)
+        for message_id in scheduled_message.message_ids_by(schedule_id) if _is_readable(schedule_id) else ():
+            for message in await self._lookup.find_messages(message_id, topics=_DELAY_TOPICS, by_id=True, max_messages=1):
+                if scheduled_message.schedule_id_of(message) == schedule_id:
+                    return _as_made(message)
+        raise UnknownSchedule(f"schedule {schedule_id[:200]} does not exist")
+
+    async def look_at(self, made: Schedule) -> Schedule:
+        """The schedule as it is now."""
+        last = await self._last_change(made.schedule_id)
+        while True:
+            # What was read is followed here, so that the index knows at least as much as the mark that was found.
+            await self._log.follow()
+            schedule = made if last is None else made.after(last)
+            if schedule.state is ScheduleState.CANCELLED or await self._log.is_due(schedule.entry):
+                return schedule
+            before, last = last, await self._last_change(made.schedule_id)
+            if last == before:
+                return msgspec.structs.replace(schedule, state=ScheduleState.DELIVERED)
+
+    async def page(self, wanted: Wanted, *, after: ListPosition | None, max_items: int) -> SchedulePage:
+        """By their times. Fewer than asked for, and more behind them, where much had to be passed over."""
+        await self._log.follow()
+        found, end = await self._entries(wanted, after or ListPosition(-1, 0), max_items)
+        items = await self._schedules(found)
+        return SchedulePage([one for one in items if wanted.topic in (None, one.topic)], end)
+
+    async def _last_change(self, schedule_id: str) -> Change | None:
+        for message in await self._lookup.find_messages(schedule_id, topics=[MARK_QUEUE.topic], max_messages=1):
+            mark = marks.decode(message)
+            assert not isinstance(mark, Delivered)
+            return mark
+        return None
+
+    @property
+    def _lookup(self) -> KeyLookup:
+        if not isinstance(self._store, KeyLookup):
+            raise NotSupportedByEngine("this engine cannot look schedules up")
+        return self._store
+
+    # ------------------------------------------------------------------------------------------------------------- lists
+
+    async def _entries(self, wanted: Wanted, after: ListPosition, max_items: int) -> tuple[list[Finished], ListPosition | None]:
+        """Of each state the first ones behind there, merged."""
+        labels = range(1, 1 << 32)
+        if wanted.topic is not None:
+            label = scheduled_message.label_of(wanted.topic)
+            labels = range(label, label + 1)
+        sources: list[list[Finished]] = []
+        ends: list[ListPosition] = []
+        for state in wanted.states:
+            entries, end = await self._of_state(state, wanted, labels, after, max_items)
+            sources.append([Finished(entry, state) for entry in entries])
+            if end is not None:
+                ends.append(end)
+        found = list(heapq.merge(*sources, key=lambda one: _position(one.entry)))
+        if ends:
+            found = [one for one in found if _position(one.entry) <= min(ends)]
+        if len(found) > max_items or ends:
+            found = found[:max_items]
+            return found, _position(found[-1].entry) if len(found) == max_items else min(ends)
+        return found, None
+
+    async def _of_state(
+        self, state: ScheduleState, wanted: Wanted, labels: range, after: ListPosition, max_items: int
+    ) -> tuple[list[DueEntry], ListPosition | None]:
+        """In the order of their times, and up to where all were looked at: None when that was all."""
+        if state.is_finished:
+            known = [one.entry for one in self._log.finished if one.state is state]
+            return sorted(
+                entry
+                for entry in known
+                if entry.label in labels and after < _position(entry) and entry.due_ms < wanted.due_before_ms
+            ), None
+        shift = 0
+        until_ms = min(wanted.due_before_ms, NEVER_MS)
+        if state is ScheduleState.SET_ASIDE:
+            # Retries wait in the same place and are the service's own; one that is set aside is an operator's matter.
+            shift = NEVER_MS
+            until_ms = min(wanted.due_before_ms + NEVER_MS, LAST_MS)
+            labels = ANY_LABEL if wanted.topic is None else labels
+        at = DueEntry(after.due_ms + shift, after.place, _LARGEST)
+        found: list[DueEntry] = []
+        for _ in range(_LOOKED_AT):
+            page = await self._log.read_due(at, until_ms=until_ms, max_entries=max_items + 1 - len(found), labels=labels)
+            found += page.entries
+            if page.end is None:
+                return found, None
+            at = page.end
+            if len(found) > max_items:
+                break
+        return found, _position(at)
+
+    async def _schedules(self, found: Sequence[Finished]) -> list[Schedule]:
+        """What has expired with its piece of the log is left out when it is over."""
+        places = [scheduled_message.message_at(one.entry.place) for one in found]
+        messages: list[StoredMessage | RejectedError | CorruptRecord] = []
+        while len(messages) < len(places):
+            messages += await read_each(self._store, places[len(messages) :], max_bytes=_READ_BYTES)
+        schedules = []
+        for (entry, state), place, message in zip(found, places, messages, strict=True):
+            if isinstance(message, StoredMessage):
+                schedule = msgspec.structs.replace(_as_made(message), entry=entry, state=state)
+            elif state.is_finished:
+                continue
+            else:
+                schedule = Schedule(scheduled_message.schedule_id_at(*place), "", "", entry, state)
+            if state is ScheduleState.SET_ASIDE:
+                last = await self._last_change(schedule.schedule_id)
+                schedule = msgspec.structs.replace(schedule, reason=last.reason if isinstance(last, SetAside) else None)
+            schedules.append(schedule)
+        return schedules
+
+
+def _as_made(message: StoredMessage) -> Schedule:
+    schedule_id, topic = scheduled_message.schedule_id_of(message), scheduled_message.real_topic(message)
+    return Schedule(schedule_id, message.message_id, topic, scheduled_message.entry_of(message))
+
+
+def _position(entry: DueEntry) -> ListPosition:
+    return ListPosition(shown_due_ms(entry), entry.place)
+
+
+def _is_readable(schedule_id: str) -> bool:
+    """Can it be an id at all?"""
+    return schedule_id.isprintable() and 0 < len(schedule_id) <= 255
