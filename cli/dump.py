@@ -4,10 +4,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from storage.formats import checkpoint, names, properties, queue_entry, scan
+from storage.formats import checkpoint, names, properties, queue_entry, scan, timer_file
 from storage.formats import record as records
 
 _WINDOW_BYTES = 64 << 20
+_KNOWN = "commitlog/<segment>, consumequeue/<topic>/<queue>/<file>, timers/<file>, checkpoint"
 
 
 def run(file: Path) -> None:
@@ -20,10 +21,12 @@ def _lines(file: Path) -> Iterator[str]:
         yield from _checkpoint(file.read_bytes())
     elif file.parent.name == "commitlog" and names.base_offset(file.name) is not None:
         yield from _segment(file)
+    elif file.parent.name == "timers" and names.base_offset(file.name) is not None:
+        yield from _timers(file)
     elif names.base_offset(file.name) is not None:
         yield from _queue(file)
     else:
-        raise SystemExit(f"escrowmq: {file} is none of commitlog/<segment>, consumequeue/<topic>/<queue>/<file>, checkpoint")
+        raise SystemExit(f"escrowmq: {file} is none of {_KNOWN}")
 
 
 def _segment(file: Path) -> Iterator[str]:
@@ -58,6 +61,20 @@ def _queue(file: Path) -> Iterator[str]:
         if not entry.record_bytes:
             return
         yield f"{first + number:>12}  {entry.physical_offset:>15}  {entry.record_bytes:>8} bytes  tag hash {entry.tag_hash}"
+
+
+def _timers(file: Path) -> Iterator[str]:
+    raw = file.read_bytes()
+    for block in range(len(raw) // timer_file.BLOCK_BYTES):
+        piece = raw[block * timer_file.BLOCK_BYTES :][: timer_file.BLOCK_BYTES]
+        try:
+            entries = timer_file.decode(piece, names.base_offset(file.name) or 0, block)
+        except timer_file.DamagedTimers as damage:
+            yield f"damaged: {damage}"
+            continue
+        for due_ms, place, version, label in entries.tolist():
+            what = "taken away" if version % 2 else "added"
+            yield f"{due_ms:>20}  place {place:>18}  revision {version // 2:>4}  label {label:>10}  {what}"
 
 
 def _checkpoint(page: bytes) -> Iterator[str]:
