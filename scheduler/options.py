@@ -9,6 +9,7 @@ class ScheduleOptions:
     near_kept: int = 50_000  # but at most so many: a few hundred bytes each
     finished_kept: int = 20_000  # delivered and cancelled ones that are listed
     sweep_interval_ms: int = 100
+    snapshot_interval_ms: int = 30_000
     catch_up_after_ms: int = 5_000  # what is later than this is a backlog,
     catch_up_per_second: int = 5_000  # and delivered at this rate, beside what is due now
     max_cron: int = 10_000  # cron schedules, all of them in memory; more are refused with 503

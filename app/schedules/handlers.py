@@ -1,7 +1,5 @@
 """Schedules over HTTP: look at, list, move, cancel. For those of kind cron cron_handlers.py answers."""
 
-from operator import attrgetter
-
 import re
 
 import msgspec
@@ -10,7 +8,7 @@ from msgspec import UNSET
 from app import codec, pages
 from app.exchange import Call, Reply, reply
 from app.messages.build import check_delay_limit
-from app.problems import Refusal, invalid_field
+from app.problems import invalid_field
 from app.registry.topics import check_name
 from app.schedules import cron_handlers
 from app.schedules.schemas import ListSchedulesQuery, RescheduleInput, Schedule, SchedulePage

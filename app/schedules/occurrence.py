@@ -72,6 +72,5 @@ def _build(given: MessageInput, topic: Topic, *, schedule_id: str, moment_ms: in
         topic,
         message_id=message_id,
         now_ms=now_ms,
-        new_schedule_id=lambda: schedule_id,
         depth=_DEPTH,
     )

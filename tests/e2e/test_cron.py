@@ -129,23 +129,33 @@ def test_a_message_has_one_time_and_no_list_of_them(api, topic):
     assert_problem(api.get("/v1/schedules/sch_nobody/occurrences"), 404, "schedule_not_found")
 
 
-def test_schedules_are_listed_by_kind_and_by_both_in_the_order_in_which_they_were_made(api, topic):
-    def send() -> str:
-        return ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": "x", "delay_ms": 3_600_000}), 201)["schedule_id"]
+def paged(api: httpx.Client, **query: Any) -> list[str]:
+    """The list page by page."""
+    page = ok(api.get("/v1/schedules", params=query))
+    found = [one["schedule_id"] for one in page["items"]]
+    while "next_page_token" in page:
+        page = ok(api.get("/v1/schedules", params=query | {"page_token": page["next_page_token"]}))
+        assert len(page["items"]) <= query["page_size"]
+        found += [one["schedule_id"] for one in page["items"]]
+    return found
 
-    first, second, third = send(), make(api, topic)["schedule_id"], send()
+
+def test_schedules_are_listed_by_kind_and_cron_schedules_before_messages(api, topic):
+    def send(delay_ms: int) -> str:
+        given = {"payload": "x", "delay_ms": delay_ms}
+        return ok(api.post(f"/v1/topics/{topic}/messages", json=given), 201)["schedule_id"]
+
+    later, cron, sooner = send(7_000_000), make(api, topic)["schedule_id"], send(3_000_000)
     paused = make(api, topic, paused=True)["schedule_id"]
 
-    assert listed(api, topic=topic) == [first, second, third]
-    assert listed(api, topic=topic, kind="message") == [first, third]
-    assert listed(api, topic=topic, kind="cron") == [second]
+    assert listed(api, topic=topic) == [cron, sooner, later]
+    assert listed(api, topic=topic, kind="message") == [sooner, later]
+    assert listed(api, topic=topic, kind="cron") == [cron]
     assert listed(api, topic=topic, state="paused") == [paused]
-    assert listed(api, topic=topic, state="scheduled,paused") == [first, second, third, paused]
+    assert listed(api, topic=topic, state="scheduled,paused") == [cron, paused, sooner, later]
     assert listed(api, topic=topic, kind="cron", due_before="2000-01-01T00:00:00Z") == []
-    page = ok(api.get("/v1/schedules", params={"topic": topic, "page_size": 2}))
-    rest = ok(api.get("/v1/schedules", params={"topic": topic, "page_size": 2, "page_token": page["next_page_token"]}))
-    assert [one["schedule_id"] for one in page["items"] + rest["items"]] == [first, second, third]
-    assert "next_page_token" not in rest
+    for page_size in (1, 2, 3):
+        assert paged(api, topic=topic, page_size=page_size) == [cron, sooner, later]
     assert_problem(api.get("/v1/schedules", params={"kind": "both"}), 422, "validation_failed", "/query/kind")
 
 
