@@ -192,7 +192,6 @@ class Wiring:
             store,
             clock,
             SystemRandom(),
-            new_schedule_id=lambda: identifiers.new("sch"),
             rules_of=consumer_groups.rules_of,
         )
         await topics.open()

@@ -33,7 +33,6 @@ class Delivery:
         clock: Clock,
         randomness: Random,
         *,
-        new_schedule_id: Callable[[], str],
         rules_of: Callable[[str], GroupRules | None],
     ) -> None:
         """`rules_of`: of a group that exists; None where it does not."""
@@ -41,7 +40,7 @@ class Delivery:
         self._rules_of = rules_of
         self._journal = LeaseJournal(store, clock)
         self._waiters = Waiters(store)
-        self._settling = Settling(self._journal, self._waiters, new_schedule_id)
+        self._settling = Settling(self._journal, self._waiters)
         self._receiving = Receiving(self._journal, self._settling, self._waiters, randomness)
         self._positions = Positions(self._journal, self._receiving, self._waiters)
         self.table = self._journal.table

@@ -72,12 +72,11 @@ _Piece = list[tuple[_Move, StoredMessage | None]]
 class Settling:
     """The event loop's."""
 
-    def __init__(self, journal: LeaseJournal, waiters: Waiters, new_schedule_id: Callable[[], str]) -> None:
+    def __init__(self, journal: LeaseJournal, waiters: Waiters) -> None:
         self._journal = journal
         self._store = journal.store
         self._clock = journal.clock
         self._waiters = waiters
-        self._new_schedule_id = new_schedule_id
         self._acked: OrderedDict[str, None] = OrderedDict()
 
     # -------------------------------------------------------------------------------------------------------------- ack
@@ -327,7 +326,7 @@ class Settling:
                 topic = retry_message.origin_of(message).queue.topic
                 waiting[topic] = waiting.get(topic, 0) + 1
                 copy = retry_message.retry_copy(message, group, attempts=one.attempt, generation=leases.generation)
-                delayed = scheduled_message.with_delay(copy, self._new_schedule_id(), delay_ms=one.delay_ms)
+                delayed = scheduled_message.with_delay(copy, delay_ms=one.delay_ms, again=True)
                 copies.append(scheduled_message.put_off(delayed, now_ms))
             elif kind is Fate.DEAD_LETTER:
                 reason = one.reason or ""

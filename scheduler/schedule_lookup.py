@@ -23,6 +23,7 @@ from storage.store import ANY_LABEL, LAST_MS, KeyLookup, MessageStore, read_each
 _DELAY_TOPICS = (SCHEDULE_TOPIC, TIMER_QUEUE.topic)
 _LARGEST = (1 << 31) - 1
 _READ_BYTES = 8 << 20
+_MOST_WAITS = 1_000  # of one message: its delay, and its retries for every group
 _LOOKED_AT = 8  # pages of the index that one list reads; the engine says how long one is
 
 
@@ -68,7 +69,9 @@ class ScheduleLookup:
             if last is not None:
                 return Schedule(schedule_id, "", "", last.entry)
         for message_id in scheduled_message.message_ids_by(schedule_id) if _is_readable(schedule_id) else ():
-            for message in await self._lookup.find_messages(message_id, topics=_DELAY_TOPICS, by_id=True, max_messages=1):
+            for message in await self._lookup.find_messages(
+                message_id, topics=_DELAY_TOPICS, by_id=True, max_messages=_MOST_WAITS
+            ):
                 if scheduled_message.schedule_id_of(message) == schedule_id:
                     return _as_made(message)
         raise UnknownSchedule(f"schedule {schedule_id[:200]} does not exist")

@@ -24,6 +24,7 @@ LAST_DUE_MS = 253_402_300_799_999  # the end of the year 9999, the last one that
 _PRECISION_MS = 1_000  # of RocketMQ's timer wheel
 _OFFSET_BITS = 44  # of a place; above them stands which queue
 _BY_PLACE = re.compile("sch_([LT])([0-9]{1,5})-([0-9]{1,13})")
+_AGAIN = "again"  # for the id of the schedule
 _LEVELS = {delay_ms: level for level, delay_ms in enumerate(DELAYS_MS, 1)}
 _OF_THE_WAIT = frozenset(
     {
@@ -44,9 +45,12 @@ _OF_THE_WAIT = frozenset(
 # --------------------------------------------------------------------------------------------------------- into the wait
 
 
-def with_delay(message: Message, *, delay_ms: int | None = None, due_ms: int | None = None) -> Message:
-    """The message with its delay (from when it is put off) or its time noted on it; its queue is still the real one."""
-    schedule_id = f"sch_{message.message_id.removeprefix('msg_')}"
+def with_delay(message: Message, *, delay_ms: int | None = None, due_ms: int | None = None, again: bool = False) -> Message:
+    """The message with its delay (from when it is put off) or its time noted on it; its queue is still the real one.
+
+    `again`: the message may have waited before, as one that is retried: its schedule is called by its place.
+    """
+    schedule_id = _AGAIN if again else f"sch_{message.message_id.removeprefix('msg_')}"
     if due_ms is not None:
         note = {properties.TIMER_DELIVER_MS: str(due_ms)}
     elif delay_ms in _LEVELS:
@@ -101,8 +105,9 @@ def due_ms_at(message: Message, stored_at_ms: int) -> int:
 
 
 def schedule_id_of(message: StoredMessage) -> str:
-    """A message that a broker put off has none of its own; its place serves."""
-    return message.system.get(properties.SCHEDULE_ID) or schedule_id_at(message.queue, message.queue_offset)
+    """A message that a broker put off has none of its own, nor has one that waits again; its place serves."""
+    own = message.system.get(properties.SCHEDULE_ID, _AGAIN)
+    return schedule_id_at(message.queue, message.queue_offset) if own == _AGAIN else own
 
 
 def schedule_id_at(queue: QueueId, queue_offset: int) -> str:

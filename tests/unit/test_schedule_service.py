@@ -360,6 +360,23 @@ def test_a_message_that_is_not_yet_durable_is_not_delivered_before_it_is():
 # -------------------------------------------------------------------------------------------------------- move, cancel
 
 
+def test_a_delivered_message_that_waits_for_a_retry_is_still_delivered_and_cannot_be_cancelled():
+    async def life(house):
+        await house.put_off("a", delay_ms=1_000)
+        await house.deliver(1_001)
+
+        again = scheduled.with_delay(message(b"a", queue=ORDERS, message_id="a"), delay_ms=1_000, again=True)
+        (place,) = await house.store.append([scheduled.put_off(again, house.now_ms)])
+
+        assert await house.state("sch_a") is ScheduleState.DELIVERED
+        with pytest.raises(AlreadyDelivered):
+            await house.service.cancel("sch_a")
+        assert await house.state(scheduled.schedule_id_at(place.queue, place.queue_offset)) is ScheduleState.SCHEDULED
+        assert await house.deliver(1_001) == ["a", "a"]
+
+    in_house(life)
+
+
 def test_a_cancelled_message_is_never_seen_and_cancelling_again_changes_nothing():
     async def life(house):
         await house.put_off("a", delay_ms=100)
