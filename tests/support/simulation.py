@@ -19,6 +19,7 @@ from storage.local.runner import Lane, Timer
 T = TypeVar("T")
 
 ROOT = PurePosixPath("/data/store")
+_MOST_TURNS_AT_ONCE = 100_000
 
 
 class _VirtualTime:
@@ -26,10 +27,15 @@ class _VirtualTime:
 
     def __init__(self, loop: "SimulatedLoop") -> None:
         self._loop = loop
+        self._turns_at_once = 0
 
     def select(self, timeout: float | None) -> list[Any]:
         if timeout is None:
             raise RuntimeError("nothing will ever happen any more: a deadlock")
+        self._loop.turns += 1
+        self._turns_at_once = 0 if timeout else self._turns_at_once + 1
+        if self._turns_at_once > _MOST_TURNS_AT_ONCE:
+            raise RuntimeError(f"the loop spins: {self._turns_at_once} turns, and time stands still")
         self._loop.now += timeout
         return []
 
@@ -40,6 +46,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
+        self.turns = 0  # of the loop, so far
         self._selector = _VirtualTime(self)
 
     def time(self) -> float:

@@ -1,0 +1,78 @@
+"""C13: a service whose checks go to endpoints that hang, drip, redirect, bomb, reset and lie. Nothing of it decides anything."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.fault.hostile_receivers import HostileReceivers
+from tests.support.http import ok, until
+from tests.support.receiver import Receiver, decide
+from tests.support.server import Server
+
+pytestmark = pytest.mark.faults
+
+SECONDS = {"ci": 60, "full": 1_800}[os.environ.get("FAULTS", "ci")]
+TRANSACTIONS_EACH = 6
+CHECK = {"first_after_ms": 10, "interval_ms": 200, "max_answers": 3}
+CONCURRENCY = 4  # of a host
+MOST_GROWTH_BYTES = 64 << 20
+SLOWEST_HEALTHY_SECONDS = 2.0
+
+
+def test_hostile_endpoints_decide_nothing_and_slow_nobody(tmp_path):
+    with HostileReceivers(tmp_path) as hostile, Receiver(lambda _: decide("commit")) as honest:
+        allowed = json.dumps([*hostile.hosts, "127.0.0.1"])
+        environment = {"ESCROWMQ_WEBHOOK__ALLOWED_HOSTS": allowed}
+        with Server(tmp_path / "data", environment=environment) as server, server.client() as api:
+            groups = {f"group-{number}": name for number, name in enumerate(hostile.urls)}
+            for group, name in groups.items():
+                _put(api, group, hostile.urls[name])
+            _put(api, "honest", honest.url)
+            begun = {name: [_begin(api, group) for _ in range(TRANSACTIONS_EACH)] for group, name in groups.items()}
+            until(lambda: len(hostile.asked) >= len(begun) - 2, "each of those that can be asked was asked once")
+            before = _footprint(server)
+
+            healthy, peak = [], before
+            end = time.monotonic() + SECONDS
+            while time.monotonic() < end:
+                began = time.monotonic()
+                transaction_id = _begin(api, "honest")
+                found = ok(api.get(f"/v1/transactions/{transaction_id}", params={"wait_ms": 10_000}))
+                assert (found["state"], found["resolved_by"]) == ("committed", "check")
+                healthy.append(time.monotonic() - began)
+                now = _footprint(server)
+                peak = (max(peak[0], now[0]), max(peak[1], now[1]))
+
+            for name, transactions in begun.items():
+                states = {ok(api.get(f"/v1/transactions/{one}"))["state"] for one in transactions}
+                assert states == {"prepared"}, f"who {name} has decided something: {states}"
+                answered = {ok(api.get(f"/v1/transactions/{one}"))["answers"] for one in transactions}
+                assert answered == {0}, f"what came of who {name} was counted as an answer"
+            assert server.terminate() == 0
+
+    healthy.sort()
+    assert len(healthy) > SECONDS // 3
+    assert healthy[int(len(healthy) * 0.99)] < SLOWEST_HEALTHY_SECONDS, f"the slowest took {healthy[-1]:.1f} s"
+    # An endpoint sees the end of a try that was given up a moment after the next one has begun.
+    assert max(hostile.most_open.values()) <= 2 * CONCURRENCY
+    assert peak[0] - before[0] < MOST_GROWTH_BYTES, f"memory went from {before[0]} to {peak[0]}"
+    assert peak[1] - before[1] < CONCURRENCY * len(begun), f"descriptors went from {before[1]} to {peak[1]}"
+
+
+def _put(api: httpx.Client, group: str, url: str) -> None:
+    ok(api.put(f"/v1/producer-groups/{group}", json={"check_mode": "webhook", "check_url": url}), 201)
+
+
+def _begin(api: httpx.Client, group: str) -> str:
+    body = {"producer_group": group, "messages": [{"topic": "orders", "message": {"json": 1}}], "check": CHECK}
+    return ok(api.post("/v1/transactions", json=body), 201)["transaction_id"]
+
+
+def _footprint(server: Server) -> tuple[int, int]:
+    """(bytes of memory, open descriptors) of the service."""
+    pages = int(Path(f"/proc/{server.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGESIZE"), len(os.listdir(f"/proc/{server.pid}/fd"))
