@@ -1,4 +1,4 @@
-"""C13: producers' endpoints that do everything but answer, each in its own way. What they say reads like a commit all the same."""
+"""C13: producers' endpoints that do everything but answer. What they say reads like a commit all the same."""
 
 import asyncio
 import gzip

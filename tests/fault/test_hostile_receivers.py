@@ -1,4 +1,4 @@
-"""C13: a service whose checks go to endpoints that hang, drip, redirect, bomb, reset and lie. Nothing of it decides anything."""
+"""C13: checks go to endpoints that hang, drip, redirect, bomb, reset and lie. Nothing of it decides anything."""
 
 import json
 import os

@@ -18,6 +18,7 @@ STORE_CYCLES = 20_000 if FULL else 1_000
 STORE_SHARDS = 20
 SERVICE_CYCLES = 2_000 if FULL else 50
 SERVICE_SHARDS = 2
+KILLS_BETWEEN = 50 if FULL else 5  # at each failpoint
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -46,3 +47,15 @@ def test_a_service_that_is_killed_under_load_loses_nothing_and_shows_nothing_it_
     assert campaign.acknowledged > 20 * campaign.kills, "too little was going on for a campaign: it would prove nothing"
     assert campaign.committed > campaign.kills
     assert campaign.served > campaign.acknowledged // 2, "consumers that read nothing prove nothing"
+
+
+def test_a_commit_that_is_killed_at_any_call_on_the_disk_is_neither_lost_nor_done_twice(tmp_path):
+    command = [sys.executable, "-m", "tests.fault.kill_between", "--kills", str(KILLS_BETWEEN), "--directory", str(tmp_path)]
+
+    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    kills, failpoints, broken = map(int, re.findall(r"\d+", ended.stdout.splitlines()[-1]))
+    assert broken == 0
+    assert failpoints >= 10, ended.stdout
+    assert kills >= failpoints * KILLS_BETWEEN * 0.8, ended.stdout
