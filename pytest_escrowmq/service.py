@@ -133,9 +133,13 @@ class EscrowMQ:
 
     def advance(self, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0, ms: float = 0) -> None:
         """Let so much time pass. On return everything that fell due has been done: checks, retries, deliveries, leases."""
-        passed = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=ms)
-        by_ms = passed // timedelta(milliseconds=1)
+        by_ms = _in_ms(days, hours, minutes, seconds, ms)
         self._ahead_ms = self._ask("POST", "/v1/dev/clock/advance", {"by_ms": by_ms}, timeout=_ADVANCE_SECONDS)["ahead_ms"]
+
+    def oversleep(self, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0, ms: float = 0) -> None:
+        """While it does not run: so much later is the next `restart`."""
+        assert not self.is_running, "it runs: let the time pass with advance"
+        self._ahead_ms += _in_ms(days, hours, minutes, seconds, ms)
 
     # ---------------------------------------------------------------------------------------------------------- faults
 
@@ -205,6 +209,11 @@ class EscrowMQ:
             raise RuntimeError(f"{method} {path}: {response.text}")
         answer: dict[str, Any] = response.json()
         return answer
+
+
+def _in_ms(days: float, hours: float, minutes: float, seconds: float, ms: float) -> int:
+    passed = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=ms)
+    return passed // timedelta(milliseconds=1)
 
 
 def _port(log: str) -> int:
