@@ -2,9 +2,12 @@
 
 import re
 
+import msgspec
 import pytest
 
+from app.transactions.schemas import CheckInput
 from tests.house.source import ROOT
+from txn.checkback_plan import CheckbackPolicy
 
 DOCUMENTS = sorted(
     path
@@ -55,6 +58,31 @@ def test_every_bare_test_file_that_the_architecture_names_exists():
 
     for name in re.findall(r"`(test_\w+\.py)`", (ROOT / "ARCHITECTURE.md").read_text("utf-8")):
         assert name in tests
+
+
+def test_every_test_that_a_document_names_exists():
+    """`test_file.py::test_name`."""
+    named = [
+        (path, file, test)
+        for path in DOCUMENTS
+        for file, test in re.findall(r"`(test_\w+\.py)::(test_\w+)`", path.read_text("utf-8"))
+    ]
+
+    assert named
+    for path, file, test in named:
+        (found,) = (ROOT / "tests").rglob(file)
+        assert re.search(rf"def {test}\(", found.read_text("utf-8")), f"{path.name}: {file} has no {test}"
+
+
+def test_the_defaults_of_checks_are_the_ones_in_the_page():
+    """Where they are said, where they are taken, and where they are used."""
+    page = (ROOT / "docs" / "transactions.md").read_text("utf-8")
+    said = {name: value.replace(",", "") for name, value in re.findall(r"^\| `(\w+)` \| ([\w,]+) \|", page, re.MULTILINE)}
+
+    taken = {name: str(value) for name, value in msgspec.structs.asdict(CheckInput()).items()}
+    used = {name: str(value) for name, value in msgspec.structs.asdict(CheckbackPolicy()).items()}
+
+    assert said == taken == used
 
 
 def headings(text: str) -> set[str]:
