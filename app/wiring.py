@@ -56,7 +56,8 @@ class Phase(Enum):
 
 
 _SCHEDULER_LOOPS = ("schedules", "cron", "cron_snapshots", "snapshots")
-_ACTING = ("schedules", "cron", "checkback", "webhooks")  # the loops that do what falls due, and say how much they did
+# The loops that do what falls due, and say how much they did.
+_ACTING = ("schedules", "cron", "leases", "checkback", "webhooks")
 _NOT_READY = {Phase.STARTING: "recovering", Phase.STOPPING: "shutting_down", Phase.FAILED: "storage_failed"}
 
 
@@ -292,7 +293,9 @@ class Wiring:
             wall_moments=[
                 services.transactions.table.next_due_ms, services.schedules.next_due_ms, services.cron.table.next_due_ms
             ],
-            monotonic_moments=[services.transactions.next_return_ms, services.sender.next_due_ms],
+            monotonic_moments=[
+                services.transactions.next_return_ms, services.sender.next_due_ms, services.delivery.next_due_ms
+            ],
         )  # fmt: skip
 
     async def _keep_tables(self, transactions: TransactionCoordinator, sent_keys: SentKeys) -> None:

@@ -64,6 +64,10 @@ class Delivery:
         """Keep the table, so that a start replays only what came later. False where nothing has changed or none can be kept."""
         return await self._journal.save_snapshot()
 
+    def next_due_ms(self) -> int | None:
+        """When the next lease or wait may be over, on the monotonic clock."""
+        return min((due_ms for leases in self.table if (due_ms := leases.wheel.next_ms()) is not None), default=None)
+
     async def run_once(self) -> int:
         """End the leases whose time is up, in all groups; how many."""
         ended = 0

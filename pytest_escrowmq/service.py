@@ -186,6 +186,18 @@ class EscrowMQ:
         made = self._ask("PUT", f"/v1/producer-groups/{name}", {**webhook, **fields})
         return ProducerGroup(name, made.get("signing_secret"))
 
+    def consumer_group(self, *topics: str, name: str | None = None, **rules: Any) -> str:
+        """Make a consumer group that reads these topics from their beginning; its name."""
+        name = name or f"group-{next(self._numbers)}"
+        read = {"topics": [{"topic": topic} for topic in topics], "start": "earliest"}
+        self._ask("PUT", f"/v1/groups/{name}", {**read, **rules})
+        return name
+
+    def receive(self, group: str, **request: Any) -> list[dict[str, Any]]:
+        """What the group is handed out now, under leases."""
+        messages: list[dict[str, Any]] = self._ask("POST", f"/v1/groups/{group}/receive", request)["messages"]
+        return messages
+
     def messages(self, topic: str) -> list[dict[str, Any]]:
         """Everything that consumers can see in a topic, queue by queue, in the order of each."""
         found: list[dict[str, Any]] = []

@@ -155,6 +155,35 @@ def test_a_check_that_was_taken_comes_again_when_its_lease_is_over(escrowmq, top
     assert again["check_id"] == check["check_id"]
 
 
+def test_a_message_comes_again_when_its_lease_is_over_as_often_as_it_may(escrowmq, topic):
+    group = escrowmq.consumer_group(topic, lease_ms=30_000, max_attempts=2)
+    send(escrowmq, topic, "x")
+
+    attempts = [message["attempt"] for message in escrowmq.receive(group)]
+    escrowmq.advance(seconds=29)
+    attempts += [message["attempt"] for message in escrowmq.receive(group)]
+    escrowmq.advance(seconds=1)
+    attempts += [message["attempt"] for message in escrowmq.receive(group)]
+    escrowmq.advance(days=1)
+
+    assert attempts == [1, 2]
+    assert escrowmq.receive(group) == []
+
+
+def test_a_message_that_was_refused_comes_again_after_its_wait(escrowmq, topic):
+    group = escrowmq.consumer_group(topic)
+    send(escrowmq, topic, "x")
+    (message,) = escrowmq.receive(group)
+    entry = {"receipt_handle": message["receipt_handle"], "delay_ms": 3_600_000}
+    ok(escrowmq.client.post(f"/v1/groups/{group}/nack", json={"entries": [entry]}))
+
+    escrowmq.advance(minutes=59)
+    assert escrowmq.receive(group) == []
+    escrowmq.advance(minutes=1)
+
+    assert [message["attempt"] for message in escrowmq.receive(group)] == [2]
+
+
 def test_who_waits_for_a_check_gets_it_when_time_is_moved(escrowmq, topic, polled):
     with ThreadPoolExecutor(1) as pool:
         transaction_id = begin(escrowmq, polled, topic, check={"first_after_ms": 3_600_000})
