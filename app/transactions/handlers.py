@@ -193,8 +193,9 @@ async def check(services: Services, call: Call, transaction_id: str) -> Reply:
     result.decision = outcome.decision.value
     result.latency_ms = outcome.latency_ms
     result.evidence = UNSET if outcome.evidence is None else outcome.evidence
-    if dry_run and outcome.decision is not TxnEvent.UNKNOWN:
-        result.would_change = f"{was.value} → {next_state(transaction_id, was, outcome.decision).value}"
+    if dry_run:
+        would_be = _would_be(transaction, was, outcome.decision)
+        result.would_change = UNSET if would_be is was else f"{was.value} → {would_be.value}"
     return reply(200, result)
 
 
@@ -211,6 +212,14 @@ async def _decide(services: Services, transaction_id: str, state: TxnState, by: 
     if not outcome.replayed:
         services.metrics.decided.labels(state.value, by.value).inc()
     return reply(200, _decision_view(outcome))
+
+
+def _would_be(transaction: pending.Transaction, was: TxnState, decision: TxnEvent) -> TxnState:
+    """The state that an answer would lead to; the last unknown that there may be leads to another one too."""
+    policy = transaction.policy
+    if decision is TxnEvent.UNKNOWN and was is TxnState.PREPARED and transaction.answers + 1 >= policy.max_answers:
+        decision = TxnEvent.ROLLBACK if policy.on_exhausted is OnExhausted.ROLLBACK else TxnEvent.CHECKS_EXHAUSTED
+    return next_state(transaction.transaction_id, was, decision)
 
 
 async def _as_of(services: Services, transaction_id: str, moment: str, wait_ms: int) -> pending.Transaction:

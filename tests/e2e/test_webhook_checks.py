@@ -376,6 +376,18 @@ def test_a_dry_run_asks_and_changes_nothing(shop):
     assert check_now(shop, transaction_id, dry_run=True) == {"decision": "unknown", "state": "prepared"}
 
 
+@pytest.mark.parametrize(("rule", "change"), [("hold", "prepared → held"), ("rollback", "prepared → rolled_back")])
+def test_a_dry_run_says_that_one_more_unknown_would_be_the_last(shop, rule, change):
+    shop.receiver.answering = lambda _: decide("unknown")
+    shop.put()
+    transaction_id = shop.begin(**LATER, max_answers=1, on_exhausted=rule)
+
+    said = check_now(shop, transaction_id, dry_run=True)
+
+    assert (said["decision"], said["would_change"]) == ("unknown", change)
+    assert shop.look(transaction_id)["state"] == "prepared"
+
+
 def test_asked_out_of_turn_no_answer_is_none_and_says_why(shop):
     go_on = threading.Event()
 
