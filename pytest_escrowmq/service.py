@@ -46,6 +46,8 @@ class EscrowMQ:
         self.directory = directory
         self.port = 0  # the first start takes a free one, and later ones the same
         self._settings = dict(settings or {})
+        keys = json.loads(self._settings.get("ESCROWMQ_API_KEYS", "[]"))
+        self._headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
         self._process: subprocess.Popen[bytes] | None = None
         self._ahead_ms = 0
         self._numbers = count(1)
@@ -68,7 +70,7 @@ class EscrowMQ:
 
     def __enter__(self) -> "EscrowMQ":
         self._start()
-        self.client = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
+        self.client = httpx.Client(base_url=self.url, headers=self._headers, timeout=30, trust_env=False)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -215,7 +217,7 @@ class EscrowMQ:
 
     def _ask(self, method: str, path: str, body: Any = None, *, timeout: float = 30) -> dict[str, Any]:
         """Not through `client`, which belongs to the test. Raises RuntimeError with the problem where it is refused."""
-        with httpx.Client(base_url=self.url, timeout=timeout, trust_env=False) as client:
+        with httpx.Client(base_url=self.url, headers=self._headers, timeout=timeout, trust_env=False) as client:
             response = client.request(method, path, json=body) if body is not None else client.request(method, path)
         if response.status_code >= 400:
             raise RuntimeError(f"{method} {path}: {response.text}")

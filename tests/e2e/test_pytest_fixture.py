@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pytest_escrowmq.service import EscrowMQ
 from tests.support.http import ok
 
 PAGE = (Path(__file__).parents[2] / "docs" / "testing.md").read_text("utf-8")
@@ -93,6 +94,14 @@ def test_x(escrowmq):
     done = run_pytest(tmp_path, source)
 
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_service_that_wants_keys_is_asked_with_one(tmp_path):
+    with EscrowMQ(tmp_path, {"ESCROWMQ_API_KEYS": '["one", "another"]'}) as service:
+        topic = service.topic()
+
+        assert service.client.get(f"/v1/topics/{topic}").status_code == 200
+        assert httpx.get(f"{service.url}/v1/topics/{topic}", trust_env=False).status_code == 401
 
 
 def test_a_service_that_does_not_start_says_why(tmp_path):
