@@ -11,8 +11,17 @@ from app.problems import Refusal, invalid_field
 
 T = TypeVar("T")
 
+JSON_LINES = "application/x-ndjson"
+
+_STREAMS = re.compile(r"/v1/topics/[^/]+/messages/stream")
+
 _VISIBLE_ASCII = frozenset(map(chr, range(0x21, 0x7F)))
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def takes_a_stream(method: str, path: str) -> bool:
+    """Has a request to this path a body that goes on for as long as the client likes?"""
+    return method == "POST" and _STREAMS.fullmatch(path) is not None
 
 
 class ClientGone(Exception):

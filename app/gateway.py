@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import codec
-from app.exchange import ClientGone
+from app.exchange import ClientGone, takes_a_stream
 from app.observability import Metrics
 from app.problems import MEDIA_TYPE, Refusal, as_refusal, document
 from storage.errors import MessagingError
@@ -65,8 +65,9 @@ class Gateway:
             await _answer(refusal, sending, instance=_path(scope), request_id=request_id)
 
         try:
-            self._check(scope["path"], headers)
-            await self._app(inner, self._counting(receive), sending)
+            is_stream = takes_a_stream(scope["method"], scope["path"])
+            self._check(scope["path"], headers, has_limit=not is_stream)
+            await self._app(inner, receive if is_stream else self._counting(receive), sending)
         except Refusal as refusal:
             await refuse(refusal)
         except MessagingError as error:
@@ -83,7 +84,7 @@ class Gateway:
             self._metrics.requests.labels(operation, status).inc()
             self._metrics.latency.labels(operation).observe(perf_counter() - begun)
 
-    def _check(self, path: str, headers: Headers) -> None:
+    def _check(self, path: str, headers: Headers, *, has_limit: bool) -> None:
         """Raises Refusal."""
         if self._keys and not _is_open(path) and not self._is_known(headers.get("authorization", "")):
             raise Refusal("unauthenticated", headers={"WWW-Authenticate": "Bearer"})
@@ -99,7 +100,7 @@ class Gateway:
                 "malformed_request", "the one transfer encoding that is taken is chunked", headers={"Connection": "close"}
             )
         length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > self._max_body_bytes:
+        if has_limit and length.isdigit() and int(length) > self._max_body_bytes:
             raise self._too_large()
 
     def _is_known(self, authorization: str) -> bool:

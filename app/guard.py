@@ -1,7 +1,7 @@
 """uvicorn's HTTP protocol with what it lacks: deadlines, a limit for the head, problem documents for what is no HTTP.
 
-A silent or dribbling client must not hold a connection, a head must not grow without end, and whoever speaks something else is
-told so in the same form as by any route.
+A silent or dribbling client must not hold a connection, nor one that does not read its answer; a head must not grow without
+end, and whoever speaks something else is told so in the same form as by any route.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from app import codec
+from app.exchange import takes_a_stream
 from app.problems import MEDIA_TYPE, Refusal, document
 from app.settings import HttpOptions
 from app.testing.options import CUT
@@ -28,6 +29,8 @@ def guarded(options: HttpOptions, *, can_cut: bool = False) -> type[asyncio.Prot
         _head_bytes = 0  # what the parser has reported of it
         _received_bytes = 0  # since the head began
         _is_in_head = False
+        _is_stream = False  # the body that is being received may go on for as long as it moves
+        _unread: asyncio.TimerHandle | None = None
         _running: RequestResponseCycle | None = None  # the request that is being answered; later ones wait behind it
 
         def connection_made(self, transport: Any) -> None:
@@ -39,6 +42,7 @@ def guarded(options: HttpOptions, *, can_cut: bool = False) -> type[asyncio.Prot
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._expect_nothing()
+            self._watch_no_more()
             # uvicorn tells the newest request that its client has left, which may be one that still waits behind this.
             if self._running is not None and not self._running.response_complete:
                 self._running.disconnected = True
@@ -105,8 +109,14 @@ def guarded(options: HttpOptions, *, can_cut: bool = False) -> type[asyncio.Prot
                 if self.scope["method"] == "CONNECT":
                     raise ValueError("this is no proxy")
                 return
-            self._expect_within(options.body_timeout_ms)
             super().on_headers_complete()
+            self._is_stream = takes_a_stream(self.scope["method"], self.scope["path"])
+            self._expect_within(options.stream_idle_ms if self._is_stream else options.body_timeout_ms)
+
+        def on_body(self, body: bytes) -> None:
+            super().on_body(body)
+            if self._is_stream:
+                self._expect_within(options.stream_idle_ms)
 
         def on_message_complete(self) -> None:
             if self.parser.should_upgrade():
@@ -152,6 +162,31 @@ def guarded(options: HttpOptions, *, can_cut: bool = False) -> type[asyncio.Prot
             if self._deadline is not None:
                 self._deadline.cancel()
                 self._deadline = None
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._watch(self.transport.get_write_buffer_size())
+
+        def resume_writing(self) -> None:
+            self._watch_no_more()
+            super().resume_writing()
+
+        def _watch(self, unread_bytes: int) -> None:
+            self._watch_no_more()
+            self._unread = self.loop.call_later(options.unread_timeout_ms / 1000, self._cut_unread, unread_bytes)
+
+        def _watch_no_more(self) -> None:
+            if self._unread is not None:
+                self._unread.cancel()
+                self._unread = None
+
+        def _cut_unread(self, unread_bytes: int) -> None:
+            """A slow reader is one thing, a client that takes nothing another: its answer would lie here for ever."""
+            left_bytes = self.transport.get_write_buffer_size()
+            if left_bytes < unread_bytes:
+                self._watch(left_bytes)
+            else:
+                self.transport.abort()
 
         def _close_late(self, timeout_ms: int) -> None:
             if self.flow.read_paused:  # we are late, not the client: it waits behind a request that it sent before

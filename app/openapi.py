@@ -11,7 +11,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from app.operations import SCHEMAS, Schemas
+from app.operations import SCHEMAS, Lines, Schemas
 from app.problems import Problem
 from app.webhooks.answers import CheckAnswer, CheckQuestion
 from client.webhooks import ID, SIGNATURE, TIMESTAMP
@@ -94,7 +94,7 @@ def _complete(operation: dict[str, Any], schemas: Schemas) -> set[type]:
         operation["parameters"] = operation.get("parameters", []) + _query_parameters(schemas.query)
     if not operation.get("parameters"):
         operation.pop("parameters", None)
-    return {kind for kind in (schemas.body, *schemas.answers.values()) if kind not in (None, bytes)}
+    return {kind for kind in (schemas.body, *schemas.answers.values()) if kind not in (None, bytes, Lines)}
 
 
 def _query_parameters(kind: type) -> list[dict[str, Any]]:

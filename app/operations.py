@@ -3,13 +3,14 @@
 FastAPI routes and documents; the handler gets plain values (`app/exchange.py`), so the same one can serve another lane.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
 from typing import Any, NamedTuple
 
 from fastapi import Request, Response
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
 
-from app.exchange import Call, Reply
+from app.exchange import JSON_LINES, Call, Reply
 from app.problems import MEDIA_TYPE, PROBLEMS, invalid_field
 from app.services import Services
 
@@ -18,6 +19,14 @@ READING = ("malformed_request", "unsupported_media_type", "body_too_large")
 WRITING = ("overloaded", "storage_failed", "storage_full")
 
 Handler = Callable[..., Awaitable[Reply]]
+StreamHandler = Callable[..., AsyncGenerator[bytes, None]]  # the last argument: the pieces of the body as they come
+
+
+_BYTES = {"type": "string", "format": "binary"}
+
+
+class Lines:
+    """A line of JSON for each line of the request, in their order."""
 
 
 class Schemas(NamedTuple):
@@ -63,6 +72,7 @@ def operation(
     body: type | None = None,
     body_is_optional: bool = False,
     takes_bytes: bool = False,
+    takes_lines: bool = False,
     headers: Iterable[HeaderParameter] = (),
     answer_headers: Iterable[str] = (),
     example: Mapping[str, Any] | None = None,
@@ -73,7 +83,7 @@ def operation(
     `answers`: by status; None where there is nothing in it.
     `problems`: the codes it may answer with, beside those that all have. `example`: a body that is taken; a test sends it.
     """
-    codes = [*ALWAYS, *problems, *(READING if body is not None or takes_bytes else ())]
+    codes = [*ALWAYS, *problems, *(READING if body is not None or takes_bytes or takes_lines else ())]
     assert operation_id not in SCHEMAS, f"two operations are called {operation_id}"
     SCHEMAS[operation_id] = Schemas(query, body, answers)
     extra: dict[str, Any] = {"parameters": [_header(header) for header in headers]}
@@ -83,8 +93,10 @@ def operation(
         content = {"schema": schema, "examples": {operation_id: {"value": example}}}
         extra["requestBody"] = {"required": not body_is_optional, "content": {"application/json": content}}
     elif takes_bytes:
-        schema = {"type": "string", "format": "binary"}
-        extra["requestBody"] = {"required": True, "content": {"application/octet-stream": {"schema": schema}}}
+        extra["requestBody"] = {"required": True, "content": {"application/octet-stream": {"schema": dict(_BYTES)}}}
+    elif takes_lines:
+        extra["requestBody"] = {"required": True, "content": {JSON_LINES: {"schema": dict(_BYTES)}}}
+        extra["x-streaming"] = True
     (first, *others) = answers
     return {
         "operation_id": operation_id,
@@ -109,7 +121,41 @@ def digits(text: str) -> str:
 async def answer(request: Request, handler: Handler, *parameters: Any) -> Response:
     """Let the handler answer this request."""
     services: Services = request.app.state.get_services()
-    query = _query(request)
+    call = _call(request, _query(request), await request.body())
+    reply = await handler(services, call, *parameters)
+    return Response(reply.body, reply.status, reply.headers, reply.media_type)
+
+
+def answer_stream(request: Request, handler: StreamHandler, *parameters: Any) -> Response:
+    """Let the handler answer this request piece by piece, while its body comes; the call that it gets has none."""
+    services: Services = request.app.state.get_services()
+    call = _call(request, _query(request), b"")
+    return _Pieces(handler(services, call, *parameters, request.stream()), media_type=JSON_LINES)
+
+
+class _Pieces(Response):
+    """An answer in pieces. It begins with the first one: what is refused before has a status of its own."""
+
+    def __init__(self, pieces: AsyncGenerator[bytes, None], *, media_type: str) -> None:
+        super().__init__(media_type=media_type)
+        self._pieces = pieces
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_started = False
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        async with aclosing(self._pieces) as pieces:
+            async for piece in pieces:
+                if not has_started:
+                    has_started = True
+                    await send(start)
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        if not has_started:
+            await send(start)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _call(request: Request, query: Mapping[str, str], body: bytes) -> Call:
     if query and SCHEMAS[request.scope["route"].operation_id].query is None:
         name = next(iter(query))[:100]
         raise invalid_field(f"/query/{name}", "unknown_field", f"the operation takes no query parameter {name}")
@@ -118,9 +164,7 @@ async def answer(request: Request, handler: Handler, *parameters: Any) -> Respon
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    call = Call(await request.body(), _headers(request.scope), query, until_gone)
-    reply = await handler(services, call, *parameters)
-    return Response(reply.body, reply.status, reply.headers, reply.media_type)
+    return Call(body, _headers(request.scope), query, until_gone)
 
 
 def _query(request: Request) -> dict[str, str]:
@@ -152,7 +196,10 @@ def _answer(kind: type | None, headers: Iterable[str]) -> dict[str, Any]:
         return {"description": "Done."}
     if kind is bytes:
         what = "The bytes, with the content type that they were sent with."
-        content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+        content = {"application/octet-stream": {"schema": dict(_BYTES)}}
+    elif issubclass(kind, Lines):
+        what = (kind.__doc__ or "").partition("\n")[0]
+        content = {JSON_LINES: {"schema": dict(_BYTES)}}
     else:
         what = (kind.__doc__ or "").partition("\n")[0]
         content = {"application/json": {"schema": {"$ref": _reference(kind)}}}

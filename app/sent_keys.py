@@ -124,7 +124,7 @@ class SentKeys:
         marks = await self._store.find_messages(_lookup_key(request), topics=[SENT_KEY_TOPIC], max_messages=1)
         return _decoder.decode(marks[0].body) if marks else None
 
-    async def append(
+    def append(
         self,
         request: KeyedRequest,
         topic: str,
@@ -133,14 +133,17 @@ class SentKeys:
         *,
         status: int = 201,
         refused: Mapping[int, Problem] | None = None,
-    ) -> list[Appended]:
-        """Append the messages (by entry of the request) and, in the same unit, the key that stands for them."""
+    ) -> Awaitable[list[Appended]]:
+        """Append the messages (by entry of the request) and, in the same unit, the key that stands for them.
+
+        It has begun when this returns: whoever asks for the key from now on is told so.
+        """
         self._running.add((request.scope, request.key))
         task = asyncio.ensure_future(self._append(request, topic, messages, append, status, dict(refused or {})))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         # The append goes on when the sender has gone, and its key must be known then.
-        return await asyncio.shield(task)
+        return asyncio.shield(task)
 
     async def drain(self) -> None:
         """Return once every request that was begun has ended."""

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from app.exchange import Call, ClientGone
 from app.observability import Metrics
@@ -45,8 +45,13 @@ class Services:
     identifiers: Identifiers
     metrics: Metrics
     max_waiting: int
+    max_line_bytes: int  # of a stream
     waiting: int = 0
-    is_stopping: bool = False
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_stopping(self) -> bool:
+        return self.stopping.is_set()
 
     def pressure_header(self) -> dict[str, str]:
         """On every answer to something that was stored, so that senders slow down before they are refused."""

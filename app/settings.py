@@ -44,6 +44,8 @@ class HttpOptions:
     max_connections: int = 4_096
     head_timeout_ms: int = 5_000  # from the first byte of a request to the end of its headers
     body_timeout_ms: int = 30_000  # from there to the end of its body
+    stream_idle_ms: int = 60_000  # a stream in which nothing comes for so long is closed; it has no other end
+    unread_timeout_ms: int = 30_000  # a client that takes nothing of its answer for so long is cut off
     max_waiting: int = 10_000  # long polls parked at once
     stop_timeout_ms: int = 8_000  # for requests in progress, once the service is told to stop
 

@@ -102,7 +102,7 @@ class Wiring:
             self.phase = Phase.STOPPING
             log.info("stopping")
         if self._services is not None:
-            self._services.is_stopping = True
+            self._services.stopping.set()
             self._services.transactions.stop()
             self._services.delivery.stop()
         if self._sender is not None:
@@ -245,6 +245,7 @@ class Wiring:
             identifiers=identifiers,
             metrics=self._metrics,
             max_waiting=settings.http.max_waiting,
+            max_line_bytes=settings.http.max_body_bytes,
         )
 
         async def sweep() -> int:

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BeforeValidator
 
-from app.messages import lookup, pull, send
+from app.messages import lookup, pull, send, stream
 from app.messages.schemas import (
     MAX_DELAY_MS,
     BatchInput,
@@ -20,7 +20,7 @@ from app.messages.schemas import (
     Receipt,
     Trace,
 )
-from app.operations import IDEMPOTENCY_KEY, RANGE, WRITING, HeaderParameter, answer, digits, operation
+from app.operations import IDEMPOTENCY_KEY, RANGE, WRITING, HeaderParameter, Lines, answer, answer_stream, digits, operation
 
 router = APIRouter()
 
@@ -115,6 +115,26 @@ async def send_message_batch(topic: Topic, request: Request) -> Response:
 async def send_message_raw(topic: Topic, request: Request) -> Response:
     """Send the request's body as it is. It may be of any type; `Message-Property-<name>` headers are properties."""
     return await answer(request, send.send_raw, topic)
+
+
+@router.post(
+    "/v1/topics/{topic}/messages/stream",
+    **operation(
+        "sendMessageStream",
+        tag="messages",
+        takes_lines=True,
+        answers={200: Lines},
+        headers=[IDEMPOTENCY_KEY],
+        problems=("topic_not_found", "reserved_topic"),
+    ),
+)
+async def send_message_stream(topic: Topic, request: Request) -> Response:
+    """Send messages for as long as you like, a line of JSON each. A line in is as an entry of a batch,
+    `{"id":"1","message":{...}}`; a line out is as a result of a batch, with a receipt or a problem, one for each line in and in
+    their order. The status 200 says nothing about the lines. Read while you write: at most 1,000 lines are taken before their
+    answers are. With an Idempotency-Key, that key and the id of a line make the line repeatable.
+    """
+    return answer_stream(request, stream.send_stream, topic)
 
 
 _FIND_PROBLEMS = ("message_not_found", "record_corrupt", "not_supported_by_engine")

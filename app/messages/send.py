@@ -1,6 +1,6 @@
 """Sending: one message, a batch, raw bytes. Handlers over plain values; any lane may call them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -25,7 +25,7 @@ _message_decoder = msgspec.json.Decoder(MessageInput)
 _batch_decoder = msgspec.json.Decoder(BatchInput)
 _loose_batch_decoder = msgspec.json.Decoder(LooseBatch)
 
-_DURABILITY = {"synced": Durability.SYNCED, "buffered": Durability.BUFFERED, UNSET: None}
+DURABILITY = {"synced": Durability.SYNCED, "buffered": Durability.BUFFERED, UNSET: None}
 _BATCH_DEPTH = 4  # of the value of a `json` field in a batch
 _MAX_ERRORS = 50  # field errors in one problem; the first ones tell enough
 
@@ -83,12 +83,12 @@ async def send_batch(services: Services, call: Call, topic_name: str) -> Reply:
     if is_atomic and refusals:
         raise _one_refusal(refusals.values())
     refused = {index: document(refusal) for index, refusal in refusals.items()}
-    durability = _strongest([entry.message for entry in entries if isinstance(entry.message, MessageInput)])
-    places = await _append(
+    durability = strongest_of([entry.message for entry in entries if isinstance(entry.message, MessageInput)])
+    places = await append_all(
         services, request, topic, messages, durability, status=207 if refused else 201, refused=refused
     )  # fmt: skip
-    receipts = {index: _receipt(message, place) for (index, message), place in zip(messages.items(), places, strict=True)}
-    status = _status(services, places[0], durability) if places else 201
+    receipts = {index: receipt_of(message, place) for (index, message), place in zip(messages.items(), places, strict=True)}
+    status = status_of(services, places[0], durability) if places else 201
     return _batch_reply(services, entries, receipts, refused, status=status, replayed=False)
 
 
@@ -115,7 +115,7 @@ async def _sent_before(services: Services, request: KeyedRequest | None, topic: 
     return None if request is None else await services.sent_keys.sent_before(request, window_ms=topic.settings.dedup_window_ms)
 
 
-async def _append(
+async def append_all(
     services: Services,
     request: KeyedRequest | None,
     topic: Topic,
@@ -126,16 +126,30 @@ async def _append(
     refused: Mapping[int, Problem] | None = None,
 ) -> list[Appended]:
     """`messages`: by entry of the request."""
+    if request is None:
+        places = await services.store.append(list(messages.values()), durability=durability)
+    else:
+        places = await begin_keyed(services, request, topic, messages, durability, status=status, refused=refused)
+    services.metrics.messages_in.inc(len(messages))
+    return places
+
+
+def begin_keyed(
+    services: Services,
+    request: KeyedRequest,
+    topic: Topic,
+    messages: Mapping[int, Message],
+    durability: Durability | None,
+    *,
+    status: int = 201,
+    refused: Mapping[int, Problem] | None = None,
+) -> Awaitable[list[Appended]]:
+    """The append has begun when this returns: nobody else can begin one for the same key."""
 
     async def append(all_: Sequence[Message]) -> list[Appended]:
         return await services.store.append(all_, durability=durability)
 
-    if request is None:
-        places = await append(list(messages.values()))
-    else:
-        places = await services.sent_keys.append(request, topic.name, messages, append, status=status, refused=refused)
-    services.metrics.messages_in.inc(len(messages))
-    return places
+    return services.sent_keys.append(request, topic.name, messages, append, status=status, refused=refused)
 
 
 async def _send_one(services: Services, call: Call, topic: Topic, given: MessageInput, *, raw_body: bytes | None) -> Reply:
@@ -144,7 +158,7 @@ async def _send_one(services: Services, call: Call, topic: Topic, given: Message
     before = await _sent_before(services, request, topic)
     if before is not None:
         ((stored, place),) = await services.sent_keys.find(before)
-        receipt = _receipt(stored, place, deduplicated=True)
+        receipt = receipt_of(stored, place, deduplicated=True)
         return reply(before.status, receipt, _send_headers(services, replayed=True) | _location(receipt))
     now_ms = services.clock.wall_ms()
     built = build(
@@ -156,11 +170,11 @@ async def _send_one(services: Services, call: Call, topic: Topic, given: Message
         traceparent=call.traceparent,
     )
     message = scheduled_message.put_off(built, now_ms)
-    durability = _DURABILITY[given.require_durability]
-    (place,) = await _append(services, request, topic, {0: message}, durability)
-    receipt = _receipt(message, place)
+    durability = DURABILITY[given.require_durability]
+    (place,) = await append_all(services, request, topic, {0: message}, durability)
+    receipt = receipt_of(message, place)
     headers = _send_headers(services, replayed=False) | _location(receipt)
-    return reply(_status(services, place, durability), receipt, headers)
+    return reply(status_of(services, place, durability), receipt, headers)
 
 
 def _location(receipt: Receipt) -> dict[str, str]:
@@ -171,13 +185,13 @@ def _send_headers(services: Services, *, replayed: bool) -> dict[str, str]:
     return services.pressure_header() | ({"Idempotency-Replayed": "true"} if replayed else {})
 
 
-def _status(services: Services, place: Appended, durability: Durability | None) -> int:
+def status_of(services: Services, place: Appended, durability: Durability | None) -> int:
     """202: stored, but the sync that was asked for takes longer than the limit."""
     is_late = not place.durable and (durability or services.default_durability) is Durability.SYNCED
     return 202 if is_late else 201
 
 
-def _receipt(message: Message, place: Appended, *, deduplicated: bool = False) -> Receipt:
+def receipt_of(message: Message, place: Appended, *, deduplicated: bool = False) -> Receipt:
     receipt = Receipt(
         message_id=message.message_id,
         topic=place.queue.topic,
@@ -217,11 +231,11 @@ def _decode_batch(call: Call) -> tuple[bool, _Entries]:
         if refusal.code != "validation_failed":
             raise
         loose = call.decode(_loose_batch_decoder)
-        return loose.atomic, [_JudgedEntry(entry.id, _decode_message(bytes(entry.message))) for entry in loose.entries]
+        return loose.atomic, [_JudgedEntry(entry.id, decode_message(bytes(entry.message))) for entry in loose.entries]
     return batch.atomic, batch.entries
 
 
-def _decode_message(raw: bytes) -> MessageInput | Refusal:
+def decode_message(raw: bytes) -> MessageInput | Refusal:
     try:
         return codec.decode(_message_decoder.decode, raw)
     except Refusal as refusal:
@@ -252,7 +266,7 @@ def _one_refusal(refusals: Iterable[Refusal]) -> Refusal:
     return Refusal(first.code, first.detail, errors=errors, context=first.context, headers=first.headers)
 
 
-def _strongest(given: Iterable[MessageInput]) -> Durability | None:
+def strongest_of(given: Iterable[MessageInput]) -> Durability | None:
     """What one append must promise so that every message has what it asked for."""
     asked = {message.require_durability for message in given}
     if "synced" in asked:
@@ -263,7 +277,7 @@ def _strongest(given: Iterable[MessageInput]) -> Durability | None:
 async def _batch_again(services: Services, entries: _Entries, before: Sent) -> Reply:
     found = await services.sent_keys.find(before)
     receipts = {
-        sent.entry: _receipt(message, place, deduplicated=True)
+        sent.entry: receipt_of(message, place, deduplicated=True)
         for sent, (message, place) in zip(before.messages, found, strict=True)
     }
     return _batch_reply(services, entries, receipts, before.refused, status=201, replayed=True)

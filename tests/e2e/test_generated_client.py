@@ -127,10 +127,15 @@ def generation(tmp_path_factory) -> Iterator[subprocess.CompletedProcess[str]]:
     """The run of the generator; what it made can be imported while the tests of this file run."""
     tools = Path(sys.executable).parent
     folder = tmp_path_factory.mktemp("generated")
+    config = DOCUMENT.with_name("generator.yaml")
     command = [tools / "openapi-python-client", "generate", "--path", DOCUMENT, "--output-path", folder / PACKAGE]
     environment = os.environ | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "200"}  # it calls ruff
     done = subprocess.run(
-        [*command, "--meta", "none", "--fail-on-warning"], capture_output=True, text=True, env=environment, check=False
+        [*command, "--meta", "none", "--config", config, "--fail-on-warning"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
     )
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
@@ -240,6 +245,10 @@ def send_and_pull(generated: Generated) -> None:
     durability = generated.models.SendMessageRawMessageRequireDurability.SYNCED
     generated.call("sendMessageRaw", topic, body=raw, message_key="8813", message_require_durability=durability, status=201)
 
+    lines = generated.types.File(payload=BytesIO(b'{"id":"1","message":{"payload":"streamed"}}\n'))
+    answers = generated.call("sendMessageStream", topic, body=lines, idempotency_key="all", status=200).payload.getvalue()
+    assert [json.loads(line)["status"] for line in answers.splitlines()] == [201]
+
     assert (again.message_id, receipt.deduplicated, again.deduplicated) == (receipt.message_id, False, True)
     assert [(one.id, one.receipt.queue_offset) for one in batch.results] == [("a", 1), ("b", 2)]
     assert (partly.accepted, partly.rejected, partly.results[1].problem.code) == (1, 1, "validation_failed")
@@ -250,10 +259,11 @@ def send_and_pull(generated: Generated) -> None:
         ("two", "utf8"),
         ("3", "utf8"),
         ("AP8=", "base64"),
+        ("streamed", "utf8"),
     ]
     first = page.messages[0]
     assert (first.key, first.tag, first.properties.to_dict()) == ("8812", "created", {"source": "shop"})
-    assert page.messages[-1].key == "8813"
+    assert page.messages[-2].key == "8813"
     found = generated.call("searchOffset", topic, 0, at=first.stored_at, status=200)
     assert (found.offset, found.stored_at) == (0, receipt.stored_at)
     since = generated.call("pullMessages", topic, 0, from_=first.stored_at, max_messages=1, status=200)

@@ -13,6 +13,8 @@ from tests.house.source import ROOT
 
 COMMITTED = ROOT / "openapi" / "openapi.json"
 
+NOT_JSON = {"getMessagePayload": "application/octet-stream", "sendMessageStream": "application/x-ndjson"}
+
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
@@ -74,7 +76,7 @@ def test_every_operation_has_an_id_one_tag_and_a_summary_and_names_its_refusals(
                 if status == "204":
                     assert "content" not in answer
                     continue
-                good = "application/octet-stream" if operation["operationId"] == "getMessagePayload" else "application/json"
+                good = NOT_JSON.get(operation["operationId"], "application/json")
                 media_type = good if int(status) < 400 else "application/problem+json"
                 assert list(answer["content"]) == [media_type]
 

@@ -1,0 +1,294 @@
+"""Sending by stream: lines of JSON in, and for each of them, in their order, one line that says what became of it.
+
+Lines are taken as they come and appended in their order; answers wait in a window. When that is full nothing is read from the
+socket, and the client has to wait: it must read answers while it sends. A line that is wrong is answered with its problem, and
+the stream goes on.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from hashlib import sha256
+from typing import NamedTuple
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from app import codec
+from app.exchange import JSON_LINES, Call
+from app.messages.build import build
+from app.messages.schemas import BatchEntry, BatchResult, LooseEntry, MessageInput
+from app.messages.send import append_all, begin_keyed, decode_message, receipt_of, status_of, strongest_of
+from app.problems import Refusal, as_refusal, document, invalid_field
+from app.registry.topics import Topic
+from app.sent_keys import KeyedRequest
+from app.services import Services
+from scheduler import scheduled_message
+from storage.errors import MessagingError, RejectedError
+from storage.message import Message
+
+WINDOW_LINES = 1_000  # taken and not answered yet
+_WINDOW_BYTES = 8 << 20  # of lines in the window, or one line that is larger
+_PIECE_LINES = 200  # appended together
+_PIECE_BYTES = 1 << 20
+_LINE_DEPTH = 2  # of the value of a `json` field in a line
+_MEDIA_TYPES = frozenset({JSON_LINES, "application/jsonl", "application/json", "application/octet-stream"})
+
+_entry_decoder = msgspec.json.Decoder(BatchEntry)
+_loose_entry_decoder = msgspec.json.Decoder(LooseEntry)
+
+Answer = BatchResult | Awaitable[BatchResult]
+
+
+async def send_stream(
+    services: Services, call: Call, topic_name: str, chunks: AsyncIterator[bytes]
+) -> AsyncGenerator[bytes, None]:
+    """Answer lines, some at a time. Ends with the body, or when the service stops: a line without an answer was not taken."""
+    media_type = call.headers.get("content-type", JSON_LINES).partition(";")[0].strip().lower()
+    if media_type not in _MEDIA_TYPES:
+        raise Refusal("unsupported_media_type", f"the route takes {JSON_LINES}, not {media_type[:100]}")
+    stream = _Stream(services, await services.topics.get_or_create(topic_name), call.idempotency_key, call.traceparent)
+    taking = asyncio.create_task(stream.take(chunks))
+    stopping = asyncio.create_task(services.stopping.wait())
+    stopping.add_done_callback(lambda _: taking.cancel())
+    try:
+        while (piece := await stream.pieces.get()) is not None:
+            yield b"".join([codec.encode(answer) + b"\n" for answer in await piece.answers])
+            stream.release(piece)
+        await asyncio.wait({taking})
+        if not taking.cancelled():
+            taking.result()
+    finally:
+        taking.cancel()
+        stopping.cancel()
+
+
+# ----------------------------------------------------------------------------------------------------------------- lines
+
+
+class LineSplitter:
+    """Cuts what comes into lines, without their ends; None stands for a line that is longer than the limit."""
+
+    def __init__(self, max_line_bytes: int) -> None:
+        self._max_line_bytes = max_line_bytes
+        self._parts: list[bytes] = []
+        self._length = 0
+
+    def feed(self, chunk: bytes) -> list[bytes | None]:
+        """The lines that end in this chunk."""
+        first, *others = chunk.split(b"\n")
+        self._add(first)
+        lines: list[bytes | None] = []
+        for part in others:
+            lines.append(self._take())
+            self._add(part)
+        return lines
+
+    def end(self) -> list[bytes | None]:
+        """The last line, where nothing ends it."""
+        return [self._take()] if self._length else []
+
+    def _add(self, part: bytes) -> None:
+        self._length += len(part)
+        if self._length <= self._max_line_bytes:
+            self._parts.append(part)
+        else:
+            self._parts.clear()
+
+    def _take(self) -> bytes | None:
+        line = b"".join(self._parts) if self._length <= self._max_line_bytes else None
+        self._parts.clear()
+        self._length = 0
+        return line
+
+
+# ---------------------------------------------------------------------------------------------------------------- stream
+
+
+class _Line(NamedTuple):
+    id: str | UnsetType
+    given: MessageInput
+    print: str
+
+
+class _Piece(NamedTuple):
+    """Lines that were taken together. `answers`: in their order; it never fails."""
+
+    line_count: int
+    byte_count: int
+    answers: "asyncio.Task[list[BatchResult]]"
+
+
+class _Stream:
+    """One request. `take` fills `pieces`, a None ends them."""
+
+    def __init__(self, services: Services, topic: Topic, key: str | None, traceparent: str | None) -> None:
+        self.pieces: asyncio.Queue[_Piece | None] = asyncio.Queue()
+        self._services = services
+        self._topic = topic
+        self._key = key
+        self._traceparent = traceparent
+        self._open_lines = self._open_bytes = 0
+        self._has_room = asyncio.Event()
+
+    async def take(self, chunks: AsyncIterator[bytes]) -> None:
+        """Read lines for as long as some come. What was taken when this is cancelled is answered still."""
+        splitter = LineSplitter(self._services.max_line_bytes)
+        try:
+            async for chunk in chunks:
+                await self._take_lines(splitter.feed(chunk))
+            await self._take_lines(splitter.end())
+        finally:
+            self.pieces.put_nowait(None)
+
+    def release(self, piece: _Piece) -> None:
+        """Its answers are on their way."""
+        self._open_lines -= piece.line_count
+        self._open_bytes -= piece.byte_count
+        self._has_room.set()
+
+    async def _take_lines(self, lines: Sequence[bytes | None]) -> None:
+        piece: list[bytes | None] = []
+        size = 0
+        for line in lines:
+            if line is not None and not line.strip():
+                continue
+            length = len(line or b"")
+            if piece and (len(piece) == _PIECE_LINES or size + length > _PIECE_BYTES):
+                await self._begin(piece, size)
+                piece, size = [], 0
+            piece.append(line)
+            size += length
+        if piece:
+            await self._begin(piece, size)
+
+    async def _begin(self, lines: Sequence[bytes | None], size: int) -> None:
+        """Wait for room in the window, and begin to append them."""
+        while self._open_lines and (self._open_lines + len(lines) > WINDOW_LINES or self._open_bytes + size > _WINDOW_BYTES):
+            self._has_room.clear()
+            await self._has_room.wait()
+        self._open_lines += len(lines)
+        self._open_bytes += size
+        judged = [self._judge(line) for line in lines]
+        # Each append begins before that of the next piece, so that the messages keep the order of their lines.
+        if self._key is None:
+            answers = asyncio.ensure_future(self._append_together(judged))
+            self.pieces.put_nowait(_Piece(len(lines), size, answers))
+        else:
+            beginning = asyncio.ensure_future(self._append_by_key(judged))
+            self.pieces.put_nowait(_Piece(len(lines), size, asyncio.ensure_future(_ended(beginning))))
+            await asyncio.wait({beginning})
+
+    def _judge(self, line: bytes | None) -> _Line | BatchResult:
+        if line is None:
+            return _refused(UNSET, Refusal("body_too_large", f"a line may have {self._services.max_line_bytes} bytes"))
+        entry_id: str | UnsetType = UNSET
+        try:
+            try:
+                entry = codec.decode(_entry_decoder.decode, line)
+                entry_id, given = entry.id, entry.message
+            except Refusal as refusal:
+                if refusal.code != "validation_failed":
+                    raise
+                loose = codec.decode(_loose_entry_decoder.decode, line)
+                entry_id, decoded = loose.id, decode_message(bytes(loose.message))
+                if isinstance(decoded, Refusal):
+                    raise decoded.under("/message") from None
+                given = decoded
+            if self._key is not None and entry_id is UNSET:
+                raise invalid_field("/id", "missing", "in a stream with an Idempotency-Key every line has an id")
+        except Refusal as refusal:
+            return _refused(entry_id, refusal)
+        return _Line(entry_id, given, sha256(line).hexdigest() if self._key is not None else "")
+
+    def _built(self, line: _Line) -> Message:
+        """Raises Refusal, MessagingError."""
+        services = self._services
+        now_ms = services.clock.wall_ms()
+        built = build(
+            line.given,
+            self._topic,
+            message_id=services.identifiers.new("msg"),
+            now_ms=now_ms,
+            new_schedule_id=services.new_schedule_id,
+            depth=_LINE_DEPTH,
+            traceparent=self._traceparent,
+        )
+        return scheduled_message.put_off(built, now_ms)
+
+    # --------------------------------------------------------------------------------------------------------- without key
+
+    async def _append_together(self, judged: Sequence[_Line | BatchResult]) -> list[BatchResult]:
+        """All that can be, in one append."""
+        answers = {index: answer for index, answer in enumerate(judged) if isinstance(answer, BatchResult)}
+        lines = {index: line for index, line in enumerate(judged) if isinstance(line, _Line)}
+        messages: dict[int, Message] = {}
+        for index, line in lines.items():
+            try:
+                messages[index] = self._built(line)
+            except (Refusal, MessagingError) as error:
+                answers[index] = _refused(line.id, error)
+        if messages:
+            answers |= await self._append(lines, messages)
+        return [answers[index] for index in range(len(judged))]
+
+    async def _append(self, lines: dict[int, _Line], messages: dict[int, Message]) -> dict[int, BatchResult]:
+        """By index. Where the engine refuses them together, each is tried by itself."""
+        durability = strongest_of([lines[index].given for index in messages])
+        try:
+            places = await append_all(self._services, None, self._topic, messages, durability)
+        except RejectedError as error:
+            if len(messages) == 1:
+                return {index: _refused(lines[index].id, error) for index in messages}
+            answers: dict[int, BatchResult] = {}
+            for index, message in messages.items():
+                answers |= await self._append(lines, {index: message})
+            return answers
+        except (Refusal, MessagingError) as error:
+            return {index: _refused(lines[index].id, error) for index in messages}
+        return {
+            index: BatchResult(
+                id=lines[index].id,
+                status=status_of(self._services, place, durability),
+                receipt=receipt_of(message, place),
+            )
+            for (index, message), place in zip(messages.items(), places, strict=True)
+        }
+
+    # ------------------------------------------------------------------------------------------------------------ with key
+
+    async def _append_by_key(self, judged: Sequence[_Line | BatchResult]) -> list[Answer]:
+        """Each line is a request of its own, known by the stream's key and its id. Returns once every append has begun."""
+        return [await self._append_once(line) if isinstance(line, _Line) else line for line in judged]
+
+    async def _append_once(self, line: _Line) -> Answer:
+        services, topic = self._services, self._topic
+        request = KeyedRequest(f"sendMessageStream {topic.name}", f"{self._key} {line.id}", line.print)
+        try:
+            before = await services.sent_keys.sent_before(request, window_ms=topic.settings.dedup_window_ms)
+            if before is not None:
+                ((stored, place),) = await services.sent_keys.find(before)
+                return BatchResult(id=line.id, status=before.status, receipt=receipt_of(stored, place, deduplicated=True))
+            message = self._built(line)
+            durability = strongest_of([line.given])
+            appending = begin_keyed(services, request, topic, {0: message}, durability)
+        except (Refusal, MessagingError) as error:
+            return _refused(line.id, error)
+
+        async def appended() -> BatchResult:
+            try:
+                (place,) = await appending
+            except MessagingError as error:
+                return _refused(line.id, error)
+            services.metrics.messages_in.inc()
+            return BatchResult(id=line.id, status=status_of(services, place, durability), receipt=receipt_of(message, place))
+
+        return appended()
+
+
+def _refused(entry_id: str | UnsetType, error: Refusal | MessagingError) -> BatchResult:
+    refusal = as_refusal(error)
+    return BatchResult(id=entry_id, status=refusal.kind.status, problem=document(refusal))
+
+
+async def _ended(beginning: "asyncio.Future[list[Answer]]") -> list[BatchResult]:
+    return [answer if isinstance(answer, BatchResult) else await answer for answer in await beginning]
