@@ -3,6 +3,9 @@
 A keyed request appends one small message more, in the same unit as its own: the key, the print of the request, its status, and
 for each message where to begin to look for it. So a start replays only the keyed requests since the last snapshot, and a
 receipt is looked up when its request is really repeated. (A begin needs none of this: its half message carries the key.)
+
+Memory holds the newest keys, as many as their messages allow. An older one is looked up in the log, but only where the window
+of its topic reaches back further than memory does.
 """
 
 import asyncio
@@ -21,8 +24,9 @@ from storage.message import Appended, Message, QueueId, StoredMessage
 from storage.store import AppliedPrefix, KeyLookup, MessageStore, Snapshot, Snapshots, SyncedPosition, find_message
 
 SNAPSHOT = "sent_keys"
-_KEPT = 500_000
+_KEPT = 500_000  # messages of keyed requests whose keys are kept in memory
 _SNAPSHOT_SLICE = 5_000
+_NO_END = (1 << 63) - 1
 _QUEUE = QueueId(SENT_KEY_TOPIC, 0)
 
 
@@ -55,6 +59,12 @@ class Sent(msgspec.Struct, frozen=True, array_like=True):
     status: int
     messages: list[SentMessage]
     refused: dict[int, Problem] = {}
+    log_offset: int | None = None  # of the mark; not known while that is written
+
+    @property
+    def weight(self) -> int:
+        """How much memory it takes, in messages."""
+        return 1 + len(self.messages) + len(self.refused)
 
 
 Append = Callable[[Sequence[Message]], Awaitable[list[Appended]]]
@@ -67,12 +77,14 @@ class SentKeys:
     """The event loop's."""
 
     def __init__(self, store: MessageStore, clock: Clock, *, kept: int = _KEPT) -> None:
-        """`kept`: how many are kept in memory; older ones are looked up in the log."""
+        """`kept`: how many messages the requests have whose keys are in memory; older keys are looked up in the log."""
         self._store = store
         self._kept = kept
         self._has_forgotten = False
         self._clock = clock
-        self._sent: OrderedDict[tuple[str, str], Sent] = OrderedDict()
+        self._sent: OrderedDict[tuple[str, str], Sent] = OrderedDict()  # the oldest first
+        self._weight = 0
+        self._forgotten_end = 0  # every mark that memory has forgotten lies before this log offset
         self._running: set[tuple[str, str]] = set()
         self._tasks: set[asyncio.Task[list[Appended]]] = set()
         self._applied = AppliedPrefix()
@@ -91,10 +103,12 @@ class SentKeys:
         at = max(self._applied.end, (await self._store.offsets(_QUEUE)).first)
         while messages := await self._store.read(_QUEUE, at, max_messages=512, max_bytes=4 << 20):
             for message in messages:
-                self._keep(_decoder.decode(message.body))
+                self._keep(_sent_of(message))
             at += len(messages)
         self._applied.restart(at)
-        self._has_forgotten |= at > len(self._sent)
+        if at > len(self._sent):
+            self._has_forgotten = True
+            self._forgotten_end = max([self._forgotten_end, *(_end_of(sent) for sent in self._sent.values())])
 
     async def sent_before(self, request: KeyedRequest, *, window_ms: int) -> Sent | None:
         """The request that this one repeats. Raises IdempotencyKeyReused, IdempotencyInProgress.
@@ -105,24 +119,36 @@ class SentKeys:
         if identity in self._running:
             raise IdempotencyInProgress
         sent = self._sent.get(identity)
-        if sent is None and self._has_forgotten:
+        from_ms = self._clock.wall_ms() - window_ms
+        if sent is None and self._reaches_back_further(from_ms):
             self._running.add(identity)
             try:
-                sent = await self._recall(request)
+                sent = await self._recall(request, from_ms)
             finally:
                 self._running.discard(identity)
-        if sent is None or self._clock.wall_ms() - sent.stored_at_ms > window_ms:
+        if sent is None or sent.stored_at_ms < from_ms:
             return None
         if sent.fingerprint != request.fingerprint:
             raise IdempotencyKeyReused
         return sent
 
-    async def _recall(self, request: KeyedRequest) -> Sent | None:
+    def _reaches_back_further(self, from_ms: int) -> bool:
+        """May there be a key of that time or later that memory has forgotten?"""
+        oldest = next(iter(self._sent.values()), None)
+        return self._has_forgotten and (oldest is None or oldest.stored_at_ms >= from_ms)
+
+    async def _recall(self, request: KeyedRequest, from_ms: int) -> Sent | None:
         """From the log, what memory has forgotten."""
         if not isinstance(self._store, KeyLookup):
             return None
-        marks = await self._store.find_messages(_lookup_key(request), topics=[SENT_KEY_TOPIC], max_messages=1)
-        return _decoder.decode(marks[0].body) if marks else None
+        marks = await self._store.find_messages(
+            _lookup_key(request),
+            topics=[SENT_KEY_TOPIC],
+            from_ms=max(0, from_ms),
+            older_than=self._forgotten_end or None,
+            max_messages=1,
+        )
+        return _sent_of(marks[0]) if marks else None
 
     def append(
         self,
@@ -203,18 +229,31 @@ class SentKeys:
             body, key = msgspec.json.encode(sent), _lookup_key(request)
             mark = Message(queue=_QUEUE, message_id="", body=body, born_at_ms=now_ms, key=key, tag="sent")
             *appended, marked = await append([*messages.values(), mark])
-            self._keep(sent)
+            self._keep(msgspec.structs.replace(sent, log_offset=marked.log_offset))
             self._applied.add(marked.queue_offset)
             return appended
         finally:
             self._running.discard((request.scope, request.key))
 
     def _keep(self, sent: Sent) -> None:
+        """A key whose window was over may come again: the last request counts."""
+        before = self._sent.pop((sent.scope, sent.key), None)
         self._sent[sent.scope, sent.key] = sent
-        self._sent.move_to_end((sent.scope, sent.key))
-        while len(self._sent) > self._kept:
-            self._sent.popitem(last=False)
+        self._weight += sent.weight - (0 if before is None else before.weight)
+        while self._weight > self._kept and len(self._sent) > 1:
+            _, forgotten = self._sent.popitem(last=False)
+            self._weight -= forgotten.weight
+            self._forgotten_end = max(self._forgotten_end, _end_of(forgotten))
             self._has_forgotten = True
+
+
+def _end_of(sent: Sent) -> int:
+    """Behind its mark; where it is not known where that is, behind all."""
+    return _NO_END if sent.log_offset is None else sent.log_offset + 1
+
+
+def _sent_of(mark: StoredMessage) -> Sent:
+    return msgspec.structs.replace(_decoder.decode(mark.body), log_offset=mark.log_offset)
 
 
 def _lookup_key(request: KeyedRequest) -> str:

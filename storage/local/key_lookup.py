@@ -44,7 +44,7 @@ class KeyLookup:
         """
         # Asked before the index is: what moves from the log into the index meanwhile is then met twice, and not missed.
         indexed_end = self._indexed_end()
-        newer = self._in_log(wanted.key, indexed_end)
+        newer = self._in_log(wanted.key, indexed_end) if indexed_end < wanted.log_end else []
         older = [
             self._index.find(topic, wanted.key, from_ms=wanted.from_ms, to_ms=wanted.to_ms) for topic in sorted(wanted.topics)
         ]

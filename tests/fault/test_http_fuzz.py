@@ -86,7 +86,7 @@ def as_bytes(_: SerializationContext, value: Any) -> bytes:
 
 
 def a_broken_request_is_refused(context: CheckContext, answer: Response, case: Case) -> bool | None:
-    """An optional body that is left out breaks nothing, although it is generated as if it did; nor do lines, each has its answer."""
+    """An optional body that is left out breaks nothing, although it is generated as if it did; nor do lines."""
     if case.operation.body and (case.body is NOT_SET or case.media_type == "application/x-ndjson"):
         return None
     return negative_data_rejection(context, answer, case)

@@ -99,3 +99,37 @@ async def test_a_key_that_is_being_looked_up_is_in_progress_for_everybody_else()
     assert sum(isinstance(result, Sent) for result in results) == 1
     assert sum(isinstance(result, IdempotencyInProgress) for result in results) == 2
     assert await house.count() == 5
+
+
+async def test_memory_holds_keys_by_the_number_of_their_messages():
+    house = House()
+    keys = await house.open(kept=9)
+    batch = {number: message(message_id=f"b{number}") for number in range(7)}
+    await keys.append(request("batch"), "orders", batch, house.store.append)
+
+    await house.send(keys, "one")  # 8 for the batch and 2 for this: the batch has to go
+
+    house.store.find_messages = nothing  # type: ignore[method-assign]
+    assert await keys.sent_before(request("batch"), window_ms=ALWAYS) is None
+    assert await keys.sent_before(request("one"), window_ms=ALWAYS) is not None
+
+
+async def test_the_log_is_not_asked_where_the_window_lies_within_memory():
+    house = House()
+    keys = await house.open(kept=4)
+    for n in range(3):
+        await house.send(keys, str(n))
+        house.clock.advance(1_000)
+
+    house.store.find_messages = fails  # type: ignore[method-assign]
+    assert await keys.sent_before(request("new"), window_ms=1_500) is None
+    with pytest.raises(AssertionError):
+        await keys.sent_before(request("new"), window_ms=10_000)
+
+
+async def nothing(*_: Any, **__: Any) -> list[StoredMessage]:
+    return []
+
+
+async def fails(*_: Any, **__: Any) -> list[StoredMessage]:
+    raise AssertionError("the log was asked")
