@@ -209,7 +209,6 @@ class _Stream:
             self._topic,
             message_id=services.identifiers.new("msg"),
             now_ms=now_ms,
-            new_schedule_id=services.new_schedule_id,
             depth=_LINE_DEPTH,
             traceparent=self._traceparent,
         )

@@ -6,12 +6,14 @@ from pathlib import PurePath
 
 from tests.house.source import called, imported, modules
 
-# The ones that wait for another process, which tells nobody when it is done; and those that kill one at a moment of chance.
+# The ones that wait for another process, which tells nobody when it is done; and those that kill one at a moment of chance;
+# and the receiver whose fault it is to be slow.
 WAIT_FOR_PROCESSES = {
     "tests/support/server.py",
     "tests/support/http.py",
     "tests/fault/kill_store.py",
     "tests/fault/kill_service.py",
+    "tests/fault/hostile_receivers.py",
 }
 VIRTUAL_TIME = "tests.support.simulation"
 
