@@ -13,6 +13,7 @@ WAIT_FOR_PROCESSES = {
     "tests/support/http.py",
     "tests/fault/kill_store.py",
     "tests/fault/kill_service.py",
+    "tests/fault/kill_between.py",
     "tests/fault/hostile_receivers.py",
 }
 VIRTUAL_TIME = "tests.support.simulation"
