@@ -97,7 +97,8 @@ class Segments:
         """
         first = self._segments[0]
         assert len(self._segments) > 1, "the last segment stays"
-        self._vfs.remove(first.path)
+        if self._vfs.exists(first.path):  # else an earlier try came to the sync
+            self._vfs.remove(first.path)
         self._vfs.sync_directory(self._directory)
         self._segments = self._segments[1:]
         return first

@@ -104,7 +104,8 @@ class KeyIndex:
     def remove(self, files: Sequence["IndexFile"]) -> None:
         """Forgotten ones, durably on return."""
         for file in files:
-            self._vfs.remove(file.path)
+            if self._vfs.exists(file.path):
+                self._vfs.remove(file.path)
         if files:
             self._vfs.sync_directory(self._directory)
 

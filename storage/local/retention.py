@@ -175,8 +175,7 @@ class Retention:
         """Remove the files of derived tables that lead to nothing any more, once no snapshot names them."""
         if not (self._to_clean or self._index_files) or self._deriver.thorough_ended <= self._clean_after_round:
             return
-        queues, self._to_clean = list(self._to_clean), {}
-        index_files, self._index_files = self._index_files, []
+        queues, index_files = list(self._to_clean), list(self._index_files)
 
         def remove() -> None:
             for queue in queues:
@@ -188,4 +187,5 @@ class Retention:
                 file.close()
 
         await self._in_lane(Lane.DERIVE, remove)
+        self._to_clean, self._index_files = {}, []
         await self._in_lane(Lane.READ, close)

@@ -1,11 +1,14 @@
 """What has expired is dropped, and everything that still counts survives it: offsets of queues and groups, and a crash."""
 
 import asyncio
+import errno
 from collections.abc import Mapping
+from pathlib import PurePath
 
 import pytest
 
 from storage.errors import OffsetExpired, StorageFull
+from storage.files.faulty import FaultyVfs
 from storage.files.simulated import SimulatedDisk
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
@@ -229,6 +232,44 @@ def test_a_snapshot_that_has_not_seen_what_was_dropped_is_not_given_back():
         assert (await store.load_snapshot("seen")).data == b"all"
 
     in_lives(life, after)
+
+
+@pytest.mark.parametrize("call", ["remove", "sync_directory"])
+def test_a_segment_that_cannot_be_removed_goes_with_a_later_run_and_nothing_else_is_lost(call):
+    failing = False
+
+    def plan(name: str, path: PurePath) -> None:
+        if failing and name == call and "commitlog" in str(path):
+            raise OSError(errno.EIO, "simulated")
+
+    async def main(world: World) -> None:
+        nonlocal failing
+        store = await open_store(world)
+        await send(store, 100)
+        await asyncio.sleep(61)
+        failing = True
+        with pytest.raises(OSError, match="simulated"):
+            await expire(world, store)
+        failing = False
+        assert world.failures == []
+        await send(store, 1, begin=100)
+
+        while await expire(world, store):
+            pass
+
+        first = (await store.offsets(ORDERS)).first
+        assert await ids(store) == [f"m{number}" for number in range(first, 101)]
+        assert int(names(world, "commitlog")[0]) == store.status().first_offset > 0
+        await store.aclose()
+
+    with World(SimulatedDisk(), 1) as world:
+        world.vfs = FaultyVfs(world.disk, plan)
+        world.call(main(world))
+    in_lives(after, disk=world.disk.after_kill())
+
+
+async def after(world: World, store: LocalMessageStore) -> None:
+    assert (await ids(store))[-1] == "m100"
 
 
 def test_a_nearly_full_disk_refuses_new_messages_until_it_is_below_the_lower_border():
