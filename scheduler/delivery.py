@@ -188,15 +188,16 @@ class Delivery:
         return ready
 
     async def _unwrap(self, message: StoredMessage) -> Message | None:
-        """A broker marks nothing when it delivers: what lies in the real topic since then, it has delivered."""
         unwrapped = scheduled_message.unwrap(message)
-        if not scheduled_message.is_brokers(message) or not isinstance(self._store, KeyLookup):
-            return unwrapped
-        topics, from_ms = [unwrapped.queue.topic], message.stored_at_ms
-        delivered = await self._store.find_messages(
-            message.message_id, topics=topics, by_id=True, from_ms=from_ms, max_messages=1
-        )  # fmt: skip
-        return None if delivered else unwrapped
+        return None if await was_delivered_by_broker(self._store, message) else unwrapped
+
+
+async def was_delivered_by_broker(store: MessageStore, message: StoredMessage) -> bool:
+    """A broker marks nothing when it delivers: what lies in the real topic since then, it has delivered."""
+    if not scheduled_message.is_brokers(message) or not isinstance(store, KeyLookup):
+        return False
+    topics, from_ms = [scheduled_message.real_topic(message)], message.stored_at_ms
+    return bool(await store.find_messages(message.message_id, topics=topics, by_id=True, from_ms=from_ms, max_messages=1))
 
 
 def _by_size(ready: Sequence[_Ready]) -> Iterator[Sequence[_Ready]]:

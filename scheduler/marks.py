@@ -1,6 +1,7 @@
 """What became of scheduled messages, as it stands in the log: topic rmq_sys_escrowmq_schedules, queue 0, body JSON. Pure.
 
     delivered   in one append with the messages themselves
+    put_back    in one append with copies of the messages, which say themselves when they are due
     cancelled, moved, set_aside   of one schedule, whose id is the key, so that the key index finds the last one
 
 A mark says of each message the entry of the index that it ends: `[due_ms, place, revision, label]`. So nobody has to look for
@@ -27,12 +28,20 @@ class _Mark(msgspec.Struct, frozen=True, tag_field="event"):
         return ()
 
 
-class Delivered(_Mark, frozen=True, tag="delivered"):
+class _Several(_Mark, frozen=True):
     entries: tuple[DueEntry, ...]
 
     @property
     def taken(self) -> tuple[DueEntry, ...]:
         return self.entries
+
+
+class Delivered(_Several, frozen=True, tag="delivered"):
+    pass
+
+
+class PutBack(_Several, frozen=True, tag="put_back"):
+    """Their segment is about to be dropped; from now on the copies count."""
 
 
 class _Changed(_Mark, frozen=True):
@@ -66,7 +75,7 @@ class SetAside(_Changed, frozen=True, tag="set_aside"):
         return (next_entry(self.entry, self.entry.due_ms + NEVER_MS),)
 
 
-AnyMark = Delivered | Cancelled | Moved | SetAside
+AnyMark = Delivered | PutBack | Cancelled | Moved | SetAside
 Change = Cancelled | Moved | SetAside
 _decoder: msgspec.json.Decoder[AnyMark] = msgspec.json.Decoder(AnyMark)
 
@@ -81,7 +90,7 @@ def shown_due_ms(entry: DueEntry) -> int:
 
 
 def encode(mark: AnyMark, *, now_ms: int) -> Message:
-    key = None if isinstance(mark, Delivered) else mark.schedule_id
+    key = mark.schedule_id if isinstance(mark, Change) else None
     return Message(queue=MARK_QUEUE, message_id="", body=msgspec.json.encode(mark), born_at_ms=now_ms, key=key, tag="schedule")
 
 

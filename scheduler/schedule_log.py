@@ -14,7 +14,7 @@ import structlog
 
 from scheduler import marks, scheduled_message
 from scheduler.due_window import DueWindow, before
-from scheduler.marks import MARK_QUEUE, AnyMark, Cancelled, Delivered
+from scheduler.marks import MARK_QUEUE, AnyMark, Cancelled, Delivered, PutBack
 from scheduler.options import ScheduleOptions
 from scheduler.schedule import ScheduleState
 from scheduler.scheduled_message import LEVEL_COUNT, TIMER_QUEUE
@@ -51,6 +51,8 @@ class ScheduleLog:
         self.window = DueWindow(max_entries=options.near_kept)
         self.finished: deque[Finished] = deque(maxlen=options.finished_kept)  # the newest last
         self._positions: dict[QueueId, int] = {}  # read up to there; the mark queue is the last one
+        self.put_backs = 0  # since then a message may lie elsewhere
+        self._begins: dict[QueueId, int] | None = None  # while the index is made anew: what came before has been dropped
         self._lock = asyncio.Lock()  # who reads the index for the window must not miss what is followed meanwhile
 
     @property
@@ -61,9 +63,16 @@ class ScheduleLog:
         """Read on from where the index is; the number of messages read."""
         delay_queues = [*await self._queues_of(SCHEDULE_TOPIC, LEVEL_COUNT), *await self._queues_of(TIMER_QUEUE.topic, 1)]
         await self._queues_of(MARK_QUEUE.topic, 1)
-        self._positions = {**dict.fromkeys([*delay_queues, MARK_QUEUE], 0), **self._index.due_positions()}
+        kept = self._index.due_positions()
+        self._positions = {**dict.fromkeys([*delay_queues, MARK_QUEUE], 0), **kept}
+        if not kept:
+            return await self._make_anew()
         await self._recall_finished()
         return await self.follow()
+
+    @property
+    def delay_queues(self) -> list[QueueId]:
+        return [queue for queue in self._positions if queue != MARK_QUEUE]
 
     # ------------------------------------------------------------------------------------------------ following the log
 
@@ -76,7 +85,8 @@ class ScheduleLog:
         """Append them together, and follow up to the mark."""
         noted = marks.encode(mark, now_ms=self._clock.wall_ms())
         # A change is taken when nothing else is; what is due can wait.
-        appended = await self._store.append([*messages, noted], durability=durability, from_reserve=not messages)
+        from_reserve = not isinstance(mark, Delivered)
+        appended = await self._store.append([*messages, noted], durability=durability, from_reserve=from_reserve)
         place = appended[-1]
         if durability is Durability.SYNCED:
             await self._wait_durable(place)
@@ -89,6 +99,14 @@ class ScheduleLog:
     async def _wait_durable(self, place: Appended) -> None:
         if not place.durable and isinstance(self._store, SyncedPosition):
             await self._store.wait_durable(place)
+
+    async def _make_anew(self) -> int:
+        """Marks outlive the messages that they are about by a while. Those of dropped ones must leave no trace in the index."""
+        self._begins = {queue: (await self._store.offsets(queue)).first for queue in self.delay_queues}
+        try:
+            return await self._follow()
+        finally:
+            self._begins = None
 
     async def _follow(self) -> int:
         count = 0
@@ -122,7 +140,15 @@ class ScheduleLog:
         read = [marks.decode(message) for message in messages]
         for mark in read:
             self.finished.extend(_finished(mark))
-        return [entry for mark in read for entry in mark.added], [entry for mark in read for entry in mark.taken]
+            self.put_backs += isinstance(mark, PutBack)
+        added, taken = [entry for mark in read for entry in mark.added], [entry for mark in read for entry in mark.taken]
+        return [*filter(self._counts, added)], [*filter(self._counts, taken)]
+
+    def _counts(self, entry: DueEntry) -> bool:
+        if self._begins is None:
+            return True
+        queue, queue_offset = scheduled_message.message_at(entry.place)
+        return queue_offset >= self._begins.get(queue, 0)
 
     # -------------------------------------------------------------------------------------------------- reading the index
 
@@ -175,7 +201,7 @@ class ScheduleLog:
                 self.window.clear()
                 self.finished.clear()
                 self._positions = dict.fromkeys(self._positions, 0)
-                await self._follow()
+                await self._make_anew()
                 return await read()
 
     # --------------------------------------------------------------------------------------------------------- helpers

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from scheduler import marks, scheduled_message
-from scheduler.marks import MARK_QUEUE, Change, Delivered, SetAside, shown_due_ms
+from scheduler.marks import MARK_QUEUE, Change, SetAside, shown_due_ms
 from scheduler.schedule import Schedule, ScheduleState
 from scheduler.schedule_log import Finished, ScheduleLog
 from scheduler.scheduled_message import TIMER_QUEUE
@@ -56,7 +56,11 @@ class ScheduleLookup:
 
     async def get(self, schedule_id: str) -> Schedule:
         """Raises UnknownSchedule."""
-        return await self.look_at(await self.find(schedule_id))
+        while True:
+            put_backs = self._log.put_backs
+            found = await self.look_at(await self.find(schedule_id))
+            if found.state is not ScheduleState.DELIVERED or put_backs == self._log.put_backs:
+                return found  # else it may lie elsewhere by now
 
     async def find(self, schedule_id: str) -> Schedule:
         """The schedule as it was made, whatever became of it. Raises UnknownSchedule."""
@@ -64,7 +68,7 @@ class ScheduleLookup:
         if by_place is not None:
             (found,) = await read_each(self._store, [by_place], max_bytes=_READ_BYTES)
             if isinstance(found, StoredMessage) and scheduled_message.schedule_id_of(found) == schedule_id:
-                return _as_made(found)
+                return as_made(found)
             last = await self._last_change(schedule_id) if isinstance(found, CorruptRecord) else None
             if last is not None:
                 return Schedule(schedule_id, "", "", last.entry)
@@ -73,19 +77,19 @@ class ScheduleLookup:
                 message_id, topics=_DELAY_TOPICS, by_id=True, max_messages=_MOST_WAITS
             ):
                 if scheduled_message.schedule_id_of(message) == schedule_id:
-                    return _as_made(message)
+                    return as_made(message)
         raise UnknownSchedule(f"schedule {schedule_id[:200]} does not exist")
 
     async def look_at(self, made: Schedule) -> Schedule:
         """The schedule as it is now."""
-        last = await self._last_change(made.schedule_id)
+        last = await self._last_change_of(made)
         while True:
             # What was read is followed here, so that the index knows at least as much as the mark that was found.
             await self._log.follow()
             schedule = made if last is None else made.after(last)
             if schedule.state is ScheduleState.CANCELLED or await self._log.is_due(schedule.entry):
                 return schedule
-            before, last = last, await self._last_change(made.schedule_id)
+            before, last = last, await self._last_change_of(made)
             if last == before:
                 return msgspec.structs.replace(schedule, state=ScheduleState.DELIVERED)
 
@@ -96,10 +100,15 @@ class ScheduleLookup:
         items = await self._schedules(found)
         return SchedulePage([one for one in items if wanted.topic in (None, one.topic)], end)
 
+    async def _last_change_of(self, made: Schedule) -> Change | None:
+        """Of the message that counts; what was changed before it was put back, it says itself."""
+        last = await self._last_change(made.schedule_id)
+        return last if last is not None and last.entry.place == made.entry.place else None
+
     async def _last_change(self, schedule_id: str) -> Change | None:
         for message in await self._lookup.find_messages(schedule_id, topics=[MARK_QUEUE.topic], max_messages=1):
             mark = marks.decode(message)
-            assert not isinstance(mark, Delivered)
+            assert isinstance(mark, Change)
             return mark
         return None
 
@@ -171,21 +180,24 @@ class ScheduleLookup:
         schedules = []
         for (entry, state), place, message in zip(found, places, messages, strict=True):
             if isinstance(message, StoredMessage):
-                schedule = msgspec.structs.replace(_as_made(message), entry=entry, state=state)
+                schedule = msgspec.structs.replace(as_made(message), entry=entry, state=state)
             elif state.is_finished:
                 continue
             else:
                 schedule = Schedule(scheduled_message.schedule_id_at(*place), "", "", entry, state)
             if state is ScheduleState.SET_ASIDE:
-                last = await self._last_change(schedule.schedule_id)
-                schedule = msgspec.structs.replace(schedule, reason=last.reason if isinstance(last, SetAside) else None)
+                last = await self._last_change_of(schedule)
+                if isinstance(last, SetAside):
+                    schedule = msgspec.structs.replace(schedule, reason=last.reason)
             schedules.append(schedule)
         return schedules
 
 
-def _as_made(message: StoredMessage) -> Schedule:
+def as_made(message: StoredMessage) -> Schedule:
     schedule_id, topic = scheduled_message.schedule_id_of(message), scheduled_message.real_topic(message)
-    return Schedule(schedule_id, message.message_id, topic, scheduled_message.entry_of(message))
+    entry, reason = scheduled_message.entry_of(message), scheduled_message.so_far_of(message).set_aside
+    state = ScheduleState.SCHEDULED if reason is None else ScheduleState.SET_ASIDE
+    return Schedule(schedule_id, message.message_id, topic, entry, state, reason)
 
 
 def _position(entry: DueEntry) -> ListPosition:

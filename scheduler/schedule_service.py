@@ -1,21 +1,23 @@
 """Delayed messages, for those who call: look at, list, move, cancel, deliver what is due.
 
-The log is followed by `schedule_log.py`, what is due delivered by `delivery.py`, what there is found by `schedule_lookup.py`.
+The log is followed by `schedule_log.py`, what is due delivered by `delivery.py`, what there is found by `schedule_lookup.py`,
+what is about to expire written again by `put_back.py`.
 A change is one append of a mark; while it or a delivery is under way nobody else begins with the same message.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from scheduler.delivery import Delivery
 from scheduler.marks import Cancelled, Change, Moved
 from scheduler.options import ScheduleOptions
+from scheduler.put_back import PutBack
 from scheduler.schedule import Schedule, ScheduleState
 from scheduler.schedule_log import ScheduleLog
 from scheduler.schedule_lookup import ListPosition, ScheduleLookup, SchedulePage, Wanted
 from scheduler.under_way import UnderWay
 from storage.clock import Clock
 from storage.errors import AlreadyCancelled, AlreadyDelivered
-from storage.message import Durability
+from storage.message import Durability, QueueId
 from storage.store import DueCounts, MessageStore
 
 
@@ -34,6 +36,7 @@ class ScheduleService:
         self._log = ScheduleLog(store, clock, options)
         self._lookup = ScheduleLookup(store, self._log)
         self._under_way = UnderWay()
+        self._put_back = PutBack(store, self._log, self._lookup, self._under_way)
         self._delivery = Delivery(store, clock, options, self._log, self._under_way, on_delivered=on_delivered)
 
     async def start(self) -> int:
@@ -102,13 +105,23 @@ class ScheduleService:
 
         return await self._under_way.to_the_end(self._change(schedule_id, mark_of))
 
+    async def put_back(self, first_kept: Mapping[QueueId, int]) -> int:
+        """Write again what waits and lies before these offsets, which is about to be dropped; how many messages.
+
+        Durable on return. Raises what `append` raises.
+        """
+        return await self._put_back.run(first_kept)
+
     async def _change(self, schedule_id: str, mark_of: Callable[[Schedule], Change | None]) -> Schedule:
+        put_backs = self._log.put_backs
         made = await self._lookup.find(schedule_id)
         place = made.entry.place
         await self._under_way.wait(place)
         self._under_way.begin([place])
         try:
             schedule = await self._lookup.look_at(made)
+            if schedule.state is ScheduleState.DELIVERED and put_backs != self._log.put_backs:
+                return await self._change(schedule_id, mark_of)  # it may lie elsewhere by now
             if schedule.state is ScheduleState.DELIVERED:
                 raise AlreadyDelivered(f"schedule {schedule_id} was delivered")
             mark = mark_of(schedule)

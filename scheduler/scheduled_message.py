@@ -16,7 +16,7 @@ import msgspec
 from storage.errors import NotADelayedMessage
 from storage.formats import names, properties
 from storage.formats.delay_levels import DELAY_LEVEL, DELAYS_MS, SCHEDULE_TOPIC, deliver_at_ms
-from storage.message import DueEntry, Message, QueueId, StoredMessage
+from storage.message import NEVER_MS, DueEntry, Message, QueueId, StoredMessage
 
 TIMER_QUEUE = QueueId(names.TIMER_TOPIC, 0)
 LEVEL_COUNT = len(DELAYS_MS)
@@ -26,11 +26,10 @@ _OFFSET_BITS = 44  # of a place; above them stands which queue
 _BY_PLACE = re.compile("sch_([LT])([0-9]{1,5})-([0-9]{1,13})")
 _AGAIN = "again"  # for the id of the schedule
 _LEVELS = {delay_ms: level for level, delay_ms in enumerate(DELAYS_MS, 1)}
-_OF_THE_WAIT = frozenset(
+SO_FAR = "__schedule_so_far"  # on a message that was put back, JSON of SoFar
+_TIMES = frozenset(
     {
         DELAY_LEVEL,
-        properties.REAL_TOPIC,
-        properties.REAL_QUEUE,
         properties.TIMER_DELAY_MS,
         properties.TIMER_DELAY_SEC,
         properties.TIMER_DELIVER_MS,
@@ -40,6 +39,18 @@ _OF_THE_WAIT = frozenset(
         "TIMER_ROLL_TIMES",
     }
 )
+_OF_THE_WAIT = _TIMES | {properties.REAL_TOPIC, properties.REAL_QUEUE, SO_FAR}
+
+
+class SoFar(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What had become of a schedule when its message was put back, beside the time that the message says."""
+
+    revision: int
+    set_aside: str | None = None  # why
+
+
+_NEW = SoFar(revision=1)
+_so_far_decoder = msgspec.json.Decoder(SoFar)
 
 
 # --------------------------------------------------------------------------------------------------------- into the wait
@@ -77,6 +88,26 @@ def put_off(message: Message, now_ms: int) -> Message:
 def timer_slot_ms(due_ms: int) -> int:
     """Where RocketMQ's wheel keeps it: the whole second before, since a slot is emptied when its second is over."""
     return (due_ms - 1) // _PRECISION_MS * _PRECISION_MS
+
+
+def put_back(message: StoredMessage, due_ms: int, so_far: SoFar) -> Message:
+    """The same message once more, to lie further behind in the log: due when it is due by now, whatever it said before."""
+    kept = {name: value for name, value in message.system.items() if name not in _TIMES}
+    times = {properties.TIMER_DELIVER_MS: str(due_ms), properties.TIMER_OUT_MS: str(timer_slot_ms(due_ms))}
+    # One that a broker put off is ours from now on, and called by its place as before.
+    ours = {properties.SCHEDULE_ID: _AGAIN, **kept, SO_FAR: msgspec.json.encode(so_far).decode()}
+    return Message(
+        queue=TIMER_QUEUE,
+        message_id=message.message_id,
+        body=message.body,
+        born_at_ms=message.born_at_ms,
+        key=message.key,
+        tag=message.tag,
+        properties=message.properties,
+        system={**ours, **times},
+        transaction=message.transaction,
+        prepared_log_offset=message.prepared_log_offset,
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- out of the wait
@@ -135,9 +166,16 @@ def is_brokers(message: StoredMessage) -> bool:
 
 
 def entry_of(message: StoredMessage) -> DueEntry:
-    """As it stands in the index before anything was changed."""
-    label = label_of(real_topic(message))
-    return DueEntry(due_ms_of(message), place_of(message.queue, message.queue_offset), 1, label)
+    """As it stands in the index before anything was changed there."""
+    so_far = so_far_of(message)
+    due_ms = due_ms_of(message) + (NEVER_MS if so_far.set_aside is not None else 0)
+    place = place_of(message.queue, message.queue_offset)
+    return DueEntry(due_ms, place, so_far.revision, label_of(real_topic(message)))
+
+
+def so_far_of(message: Message) -> SoFar:
+    text = message.system.get(SO_FAR)
+    return _NEW if text is None else _so_far_decoder.decode(text)
 
 
 def place_of(queue: QueueId, queue_offset: int) -> int:

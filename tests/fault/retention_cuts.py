@@ -5,10 +5,14 @@ operation; then the store is opened again, sometimes without its derived files, 
 """
 
 import asyncio
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from random import Random
 
+from scheduler import scheduled_message
+from scheduler.options import ScheduleOptions
+from scheduler.schedule_service import ScheduleService
 from storage.files.simulated import SimulatedDisk
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
@@ -27,6 +31,8 @@ POLICY = CheckbackPolicy(first_after_ms=10, interval_ms=10, max_answers=2)
 OPEN = [f"open-{number}" for number in range(6)]
 HELD = OPEN[4:]
 RARE_MESSAGES = 3
+DELAYED = ["late", "moved", "cancelled"]
+DUE_MS = 3_600_000  # long after everything else here
 OPTIONS = LocalStoreOptions(
     segment_bytes=16_384,
     prepare_ahead_bytes=4_096,
@@ -55,7 +61,11 @@ def expired_store() -> tuple[SimulatedDisk, Expected, int]:
     expected = Expected()
 
     async def life(world: World) -> None:
-        store, coordinator = await _open(world)
+        store, coordinator, schedules = await _open(world)
+        for name in DELAYED:
+            await store.append([_delayed(world, name)])
+        await schedules.move("sch_moved", world.clock.wall_ms() + 2 * DUE_MS)
+        await schedules.cancel("sch_cancelled")
         for _ in range(RARE_MESSAGES):
             await store.append([message(b"rare", queue=RARE)])
         await store.commit_offset("group", RARE, 2)
@@ -110,7 +120,7 @@ def problems_of_cut(base: SimulatedDisk, expected: Expected, wall_ms: int, seed:
 
 async def _expiring(world: World, expected: Expected, *, cut: int | None = None) -> int:
     """Retention runs to its end while some are decided; how many operations there were before it began."""
-    store, coordinator = await _open(world)
+    store, coordinator, schedules = await _open(world)
     before = world.disk.operations
     if cut is not None:
         world.disk.cut_after = before + cut
@@ -126,7 +136,7 @@ async def _expiring(world: World, expected: Expected, *, cut: int | None = None)
 
     async def expire() -> None:
         for _ in range(8):
-            await store.expire(world.clock.wall_ms(), lambda first_kept: _put_back(coordinator, first_kept))
+            await store.expire(world.clock.wall_ms(), lambda first_kept: _put_back(coordinator, schedules, first_kept))
             name = f"young-{len(expected.young)}"
             await store.append([message(b"z", queue=ORDERS, message_id=name)])
             expected.young.append(name)
@@ -137,12 +147,13 @@ async def _expiring(world: World, expected: Expected, *, cut: int | None = None)
     return before
 
 
-async def _put_back(coordinator: TransactionCoordinator, first_kept: object) -> None:
-    await coordinator.put_back(first_kept)  # type: ignore[arg-type]
+async def _put_back(coordinator: TransactionCoordinator, schedules: ScheduleService, first_kept: Mapping[QueueId, int]) -> None:
+    await coordinator.put_back(first_kept)
+    await schedules.put_back(first_kept)
 
 
 async def _verify(world: World, expected: Expected, problems: list[str]) -> None:
-    store, coordinator = await _open(world)
+    store, coordinator, schedules = await _open(world)
 
     def expect(holds: bool, text: str) -> None:
         if not holds:
@@ -179,7 +190,12 @@ async def _verify(world: World, expected: Expected, problems: list[str]) -> None
     expect(await store.committed_offset("group", RARE) == 2, "the committed offset is gone")
     (place,) = await store.append([message(b"rare", queue=RARE)])
     expect(place.queue_offset >= RARE_MESSAGES, f"queue offset {place.queue_offset} was used twice")
-    await store.expire(world.clock.wall_ms(), lambda first_kept: _put_back(coordinator, first_kept))
+    states = {name: (await schedules.get(f"sch_{name}")).state.value for name in DELAYED if name != "cancelled"}
+    expect(set(states.values()) == {"scheduled"}, f"delayed messages are {states}")
+    expect(schedules.counts.waiting == 2, f"{schedules.counts} wait")
+    due = [(await schedules.get(f"sch_{name}")).due_ms for name in DELAYED[:2]]
+    expect(DUE_MS <= due[1] - due[0] < DUE_MS + 1_000, f"they are due at {due}")
+    await store.expire(world.clock.wall_ms(), lambda first_kept: _put_back(coordinator, schedules, first_kept))
 
 
 async def _read_all(store: LocalMessageStore, queue: QueueId) -> list[StoredMessage]:
@@ -190,13 +206,15 @@ async def _read_all(store: LocalMessageStore, queue: QueueId) -> list[StoredMess
     return found
 
 
-async def _open(world: World) -> tuple[LocalMessageStore, TransactionCoordinator]:
+async def _open(world: World) -> tuple[LocalMessageStore, TransactionCoordinator, ScheduleService]:
     store = await world.open_store(OPTIONS)
     for queue in (ORDERS, EMAILS, RARE):
         await store.create_topic(queue.topic, queue_count=1)
     coordinator = TransactionCoordinator(store, world.clock, world.identifiers, TransactionOptions())
+    schedules = ScheduleService(store, world.clock, ScheduleOptions())
     await coordinator.start()
-    return store, coordinator
+    await schedules.start()
+    return store, coordinator, schedules
 
 
 def _messages(name: str) -> list[Message]:
@@ -206,7 +224,12 @@ def _messages(name: str) -> list[Message]:
     ]  # fmt: skip
 
 
+def _delayed(world: World, name: str) -> Message:
+    given = message(name.encode(), queue=ORDERS, message_id=name)
+    return scheduled_message.put_off(scheduled_message.with_delay(given, delay_ms=DUE_MS), world.clock.wall_ms())
+
+
 def _lose_derived(disk: SimulatedDisk) -> None:
-    for folder in ("snapshots", "index"):
+    for folder in ("snapshots", "index", "timers"):
         for name in disk.list_directory(ROOT / folder):
             disk.remove(ROOT / folder / name)

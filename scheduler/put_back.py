@@ -1,0 +1,89 @@
+"""Writes delayed messages again before retention drops the segment they wait in, so that they outlive it.
+
+The copies and a mark that ends the old entries are one append, durable before the old messages go. A copy waits for the time at
+which the message is due by now, and says its revision and, of one that is set aside, why.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import structlog
+
+from scheduler import marks, scheduled_message
+from scheduler.delivery import was_delivered_by_broker
+from scheduler.schedule import Schedule
+from scheduler.schedule_log import ScheduleLog
+from scheduler.schedule_lookup import ScheduleLookup, as_made
+from scheduler.scheduled_message import SoFar
+from scheduler.under_way import UnderWay
+from storage.errors import CorruptRecord
+from storage.message import Durability, QueueId, StoredMessage
+from storage.store import MessageStore
+
+_TOGETHER = 200
+_TOGETHER_BYTES = 1 << 20
+
+log = structlog.get_logger()
+
+
+class PutBack:
+    """The event loop's."""
+
+    def __init__(self, store: MessageStore, schedule_log: ScheduleLog, lookup: ScheduleLookup, under_way: UnderWay) -> None:
+        self._store = store
+        self._log = schedule_log
+        self._lookup = lookup
+        self._under_way = under_way
+
+    async def run(self, first_kept: Mapping[QueueId, int]) -> int:
+        count = 0
+        for queue in self._log.delay_queues:
+            at, border = (await self._store.offsets(queue)).first, first_kept.get(queue, 0)
+            while at < border:
+                try:
+                    messages = await self._store.read(
+                        queue, at, max_messages=min(_TOGETHER, border - at), max_bytes=_TOGETHER_BYTES
+                    )
+                except CorruptRecord as damage:
+                    # It could never be delivered. The others must not wait for it.
+                    log.error("not_put_back", queue=str(queue), queue_offset=at, reason=str(damage))
+                    at += 1
+                    continue
+                count += await self._under_way.to_the_end(self._put_back(messages))
+                at += len(messages)
+        if count:
+            log.info("schedules_put_back", count=count)
+        return count
+
+    async def _put_back(self, messages: Sequence[StoredMessage]) -> int:
+        places = [scheduled_message.place_of(message.queue, message.queue_offset) for message in messages]
+        while busy := [place for place in places if place in self._under_way]:
+            await self._under_way.wait(busy[0])
+        self._under_way.begin(places)
+        try:
+            await self._log.follow()
+            now = await asyncio.gather(*[self._as_it_is(message) for message in messages])
+            waiting = [(one, message) for one, message in zip(now, messages, strict=True) if not one.state.is_finished]
+            if waiting:
+                # One that a broker has delivered, which marks nothing, is only let go of.
+                copies = [
+                    scheduled_message.put_back(message, one.due_ms, _so_far(one))
+                    for one, message in waiting
+                    if not await was_delivered_by_broker(self._store, message)
+                ]
+                mark = marks.PutBack(tuple(one.entry for one, _ in waiting))
+                await self._log.append(copies, mark, Durability.SYNCED)
+            return len(waiting)
+        finally:
+            for place in places:
+                self._under_way.end(place)
+                self._log.window.put_back_at(place)
+
+    async def _as_it_is(self, message: StoredMessage) -> Schedule:
+        made = as_made(message)
+        # Most were never changed: then the log need not be searched for what became of them.
+        return made if await self._log.is_due(made.entry) else await self._lookup.look_at(made)
+
+
+def _so_far(schedule: Schedule) -> SoFar:
+    return SoFar(schedule.revision + 1, schedule.reason)
