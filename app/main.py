@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from app import openapi
+from app.admin import endpoints as admin
 from app.consume import endpoints as consume
 from app.gateway import Gateway
 from app.groups import endpoints as groups
@@ -29,7 +30,7 @@ from app.transactions import endpoints as transactions
 from app.wiring import Wiring
 from storage.clock import Clock
 
-RESOURCES = (topics, messages, transactions, schedules, producer_groups, groups, consume, health)
+RESOURCES = (topics, messages, transactions, schedules, producer_groups, groups, consume, admin, health)
 
 DESCRIPTION = """
 Transactional messaging over plain HTTP. A message sent inside a transaction is held in escrow until the producer's own database
@@ -55,6 +56,7 @@ TAGS = [
     {"name": "groups", "description": "Consumer groups: what they read, and how."},
     {"name": "consume", "description": "Receive under a lease; acknowledge, refuse, extend, give up."},
     {"name": "offsets", "description": "Where consumer groups continue, and how far they are behind."},
+    {"name": "admin", "description": "For operators: how the service is."},
 ]
 
 

@@ -1,7 +1,7 @@
 """Puts the service together: opens in order, closes in reverse. The only file that names an engine."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from enum import Enum
 from importlib.metadata import version
@@ -40,12 +40,14 @@ from storage.files.vfs import OsVfs
 from storage.identifiers import Identifiers, SystemRandom
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import FlushPolicy
-from storage.message import Durability
+from storage.message import Durability, QueueId
 from txn.checkback import CheckSender
 from txn.coordinator import TransactionCoordinator
 from txn.producer import ProducerClient
 
 log = structlog.get_logger()
+
+_RETENTION_INTERVAL_MS = 1_000
 
 
 class Phase(Enum):
@@ -265,7 +267,17 @@ class Wiring:
                 return await cron.run_once(clock.wall_ms())
             return 0
 
+        async def put_back(first_kept: Mapping[QueueId, int]) -> None:
+            await transactions.put_back(first_kept)
+            await schedules.put_back(first_kept)
+
+        async def expire() -> None:
+            # Where nothing can be written again, nothing is dropped: it goes on when there is room.
+            with suppress(UnavailableError, StorageFull):
+                await store.expire(clock.wall_ms(), put_back)
+
         self._tickers = [
+            Ticker("retention", expire, interval_ms=_RETENTION_INTERVAL_MS),
             Ticker("schedules", deliver, interval_ms=settings.schedule.sweep_interval_ms),
             Ticker("cron", fire, interval_ms=settings.schedule.sweep_interval_ms),
             Ticker("cron_snapshots", cron.save_snapshot, interval_ms=settings.schedule.snapshot_interval_ms),
@@ -322,6 +334,10 @@ class Wiring:
         yield "escrowmq_log_written_offset", "End of the log", status.written_end
         yield "escrowmq_log_synced_offset", "The log is on disk up to here", status.durable_end
         yield "escrowmq_log_visible_offset", "Consumers see the log up to here", status.visible_end
+        usage = self._store.disk_usage()
+        yield "escrowmq_log_first_offset", "Where the log begins: what lies before has expired", status.first_offset
+        yield "escrowmq_disk_used_ratio", "Share of the disk that is used", usage.used_ratio
+        yield "escrowmq_disk_writable", "1 while new messages are taken", usage.is_writable
         yield "escrowmq_log_queued_bytes", "Bytes that wait to be written or synced", status.queued_bytes
         yield "escrowmq_log_replay_backlog_bytes", "Log that a start would replay", status.replay_backlog_bytes
         yield "escrowmq_log_last_sync_seconds", "How long the last sync took", status.last_flush_ms / 1000

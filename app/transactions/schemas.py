@@ -172,8 +172,8 @@ class TransactionEvent(msgspec.Struct, kw_only=True):
     event: Annotated[
         str,
         Meta(
-            description="half_stored, check_sent, check_answered, check_failed, held, resumed, committed or rolled_back;"
-            " releases to come may add others."
+            description="half_stored, put_back, check_sent, check_answered, check_failed, held, resumed, committed or "
+            "rolled_back; releases to come may add others."
         ),
     ]
     log_offset: Offset | UnsetType = UNSET

@@ -175,6 +175,7 @@ def test_every_operation_succeeds_and_its_answer_is_parsed(generated):
     decide_transactions(generated)
     answer_checks(generated)
     configure_webhook(generated)
+    look_at_the_disk(generated)
 
     assert generated.succeeded == set(OPERATIONS)
 
@@ -281,6 +282,12 @@ def look_up(generated: Generated) -> None:
     generated.call("getMessagePayload", receipt.message_id, status=200)
     generated.call("getMessagePayload", receipt.message_id, range_="bytes=0-3", status=206)
     assert generated.call("getMessage", "msg_nobody", status=404).code == "message_not_found"
+
+
+def look_at_the_disk(generated: Generated) -> None:
+    disk = generated.call("getDisk", status=200)
+    assert 0 < disk.used_ratio <= 1
+    assert disk.clean_above < disk.force_above < disk.refuse_above
 
 
 def commit_offsets(generated: Generated) -> None:

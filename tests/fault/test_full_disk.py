@@ -66,6 +66,34 @@ def test_a_service_goes_through_full_disks_decides_what_is_undecided_and_loses_n
                 assert stored(api) == sent
 
 
+def test_a_nearly_full_disk_refuses_new_messages_and_goes_on_with_everything_else(small_disk):
+    filler = small_disk / "filler"
+    with Server(small_disk / "data", dev=False, environment=ENVIRONMENT) as server, server.client() as api:
+        ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+        sent: list[str] = []
+        assert was_sent(api, sent)
+        open_ids = [begun(api, "to-commit"), begun(api, "to-roll-back")]
+        before = ok(api.get("/v1/admin/disk"))
+        assert (before["writable"], before["used_ratio"] < before["refuse_above"]) == (True, True)
+        disk = os.statvfs(small_disk)
+        filler.write_bytes(bytes((disk.f_bavail - int(disk.f_blocks * 0.08)) * disk.f_frsize))
+
+        until(lambda: not was_sent(api, sent), "new messages are refused", seconds=5)
+
+        assert_problem(begin(api, "late"), 507, "storage_full")
+        nearly_full = ok(api.get("/v1/admin/disk"))
+        assert not nearly_full["writable"]
+        assert nearly_full["used_ratio"] > nearly_full["refuse_above"]
+        (settled,) = ok(api.post(f"/v1/transactions/{open_ids[0]}/commit"))["messages"]
+        ok(api.post(f"/v1/transactions/{open_ids[1]}/rollback"))
+        ok(api.put("/v1/groups/billing/offsets", json={"offsets": [{"topic": "orders", "queue_id": 0, "offset": 1}]}))
+        assert stored(api) == [*sent, settled["message_id"]]
+
+        filler.unlink()
+        until(lambda: was_sent(api, sent), "new messages are taken", seconds=5)
+        assert ok(api.get("/v1/admin/disk"))["writable"]
+
+
 def was_sent(api: httpx.Client, sent: list[str], *, size: int = 1) -> bool:
     answer = api.post("/v1/topics/orders/messages/raw", content=b"x" * size)
     if answer.status_code == 507:

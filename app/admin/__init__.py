@@ -1,0 +1,1 @@
+"""Operators: what they look at."""

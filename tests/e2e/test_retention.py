@@ -1,0 +1,97 @@
+"""Segments expire under a running service: what is undecided, held or scheduled in them is still there, and comes once."""
+
+from datetime import UTC, datetime
+
+import httpx
+
+from tests.support.http import assert_problem, ok, until
+from tests.support.server import Server
+
+EVERY_HOUR = ";".join(map(str, range(24)))
+ENVIRONMENT = {
+    "ESCROWMQ_LOCAL__SEGMENT_BYTES": str(64 << 10),
+    "ESCROWMQ_LOCAL__PREPARE_AHEAD_BYTES": str(32 << 10),
+    "ESCROWMQ_LOCAL__SNAPSHOT_INTERVAL_MS": "100",
+    "ESCROWMQ_LOCAL__QUEUE_FLUSH_INTERVAL_MS": "50",
+    "ESCROWMQ_LOCAL__RETENTION_MS": "300",
+    "ESCROWMQ_LOCAL__DELETE_HOURS": EVERY_HOUR,
+}
+POLICY = {"first_after_ms": 50, "interval_ms": 50, "max_answers": 1}
+
+
+def begin(api: httpx.Client, name: str, **policy: object) -> None:
+    message = {"payload": name, "key": name}
+    body = {"transaction_id": name, "producer_group": "shop", "messages": [{"topic": "orders", "message": message}], **policy}
+    ok(api.post("/v1/transactions", json=body), 201)
+
+
+def hold(api: httpx.Client, name: str) -> None:
+    begin(api, name, check=POLICY)
+    checks = until(lambda: ok(api.post("/v1/producer-groups/shop/checks/receive", json={"max_checks": 9}))["checks"], "a check")
+    answer = {"check_id": checks[0]["check_id"], "decision": "unknown"}
+    ok(api.post("/v1/producer-groups/shop/checks/answer", json={"answers": [answer]}))
+    until(lambda: ok(api.get(f"/v1/transactions/{name}"))["state"] == "held", "it is held")
+
+
+def bounds(api: httpx.Client, topic: str = "filling") -> tuple[int, int]:
+    (queue,) = ok(api.get(f"/v1/topics/{topic}/queues"))["items"]
+    return int(queue["min_offset"]), int(queue["max_offset"])
+
+
+def expire(api: httpx.Client) -> None:
+    """Everything that is there now."""
+    for _ in range(2):
+        for _ in range(10):
+            ok(api.post("/v1/topics/filling/messages/raw", content=b"x" * 10_000), 201)
+        end = bounds(api)[1]
+
+    def is_gone() -> bool:
+        ok(api.post("/v1/topics/filling/messages/raw", content=b"x" * 10_000), 201)
+        return bounds(api)[0] >= end
+
+    until(is_gone, "the segments are dropped", seconds=30)
+
+
+def bodies(api: httpx.Client) -> list[str]:
+    offset = bounds(api, "orders")[0]
+    page = ok(api.get(f"/v1/topics/orders/queues/0/messages?offset={offset}&max_messages=100"))
+    return [message["payload"] for message in page["messages"]]
+
+
+def test_what_is_undecided_held_or_scheduled_outlives_its_segment_and_a_kill_and_comes_once(tmp_path):
+    with Server(tmp_path / "data", dev=False, environment=ENVIRONMENT) as server:
+        with server.client() as api:
+            for topic in "orders", "filling":
+                ok(api.post("/v1/topics", json={"topic": topic, "queues": 1}), 201)
+            begin(api, "undecided")
+            begin(api, "to-roll-back")
+            hold(api, "held")
+            delayed = {"payload": "scheduled", "delay_ms": 3_600_000}
+            due = ok(api.post("/v1/topics/orders/messages", json=delayed), 201)
+            before = {name: ok(api.get(f"/v1/transactions/{name}")) for name in ("undecided", "held")}
+
+            expire(api)
+
+            problem = assert_problem(api.get("/v1/topics/filling/queues/0/messages?offset=0"), 410, "offset_expired")
+            assert problem["context"]["min_offset"] != "0"
+        server.kill()
+        server.start()
+        with server.client() as api:
+            assert {name: ok(api.get(f"/v1/transactions/{name}")) for name in before} == before
+            schedule = ok(api.get(f"/v1/schedules/{due['schedule_id']}"))
+            assert (schedule["state"], schedule["deliver_at"]) == ("scheduled", due["deliver_at"])
+
+            ok(api.post("/v1/transactions/undecided/commit"))
+            ok(api.post("/v1/transactions/held/resolve", json={"decision": "commit", "reason": "looked"}))
+            ok(api.post("/v1/transactions/to-roll-back/rollback"))
+
+            assert ok(api.post("/v1/transactions/undecided/commit"))["replayed"]
+            assert_problem(api.post("/v1/transactions/undecided/rollback"), 409, "transaction_already_resolved")
+            assert bodies(api) == ["undecided", "held"]
+            told = [event["event"] for event in ok(api.get("/v1/transactions/undecided/history"))["items"]]
+            assert told == ["half_stored", "put_back", "committed"]
+            ok(api.patch(f"/v1/schedules/{due['schedule_id']}", json={"deliver_at": datetime.now(UTC).isoformat()}))
+            until(lambda: bodies(api)[2:] == ["scheduled"], "it is delivered")
+            disk = ok(api.get("/v1/admin/disk"))
+            assert disk["writable"]
+            assert 0 < disk["used_ratio"] <= 1
