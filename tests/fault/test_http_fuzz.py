@@ -162,7 +162,8 @@ def test_every_operation_answers_as_its_document_says_whatever_is_sent(server, d
 
         ask_honestly()
 
-    assert statuses.total() >= CASES // 2, "too few cases: they would prove nothing"
+    enough = CASES // 2 if OPERATIONS[operation_id].keys() & {"parameters", "requestBody"} else 1  # there is nothing to vary
+    assert statuses.total() >= enough, "too few cases: they would prove nothing"
     assert any(status < 300 for status in statuses), f"nothing was ever taken: {statuses}"
     with server.client() as api:
         ok(api.get("/readyz"))
