@@ -20,6 +20,7 @@ from app.messages import endpoints as messages
 from app.observability import Metrics
 from app.problems import FieldError, Refusal
 from app.producer_groups import endpoints as producer_groups
+from app.requests import endpoints as requests
 from app.schedules import endpoints as schedules
 from app.settings import Settings
 from app.testing import endpoints as testing
@@ -30,7 +31,7 @@ from app.transactions import endpoints as transactions
 from app.wiring import Wiring
 from storage.clock import Clock
 
-RESOURCES = (topics, messages, transactions, schedules, producer_groups, groups, consume, admin, health)
+RESOURCES = (topics, messages, transactions, schedules, producer_groups, groups, consume, requests, admin, health)
 
 DESCRIPTION = """
 Transactional messaging over plain HTTP. A message sent inside a transaction is held in escrow until the producer's own database
@@ -55,6 +56,10 @@ TAGS = [
     {"name": "checks", "description": "What became of your transaction? Producers take the question and answer it."},
     {"name": "groups", "description": "Consumer groups: what they read, and how."},
     {"name": "consume", "description": "Receive under a lease; acknowledge, refuse, extend, give up."},
+    {
+        "name": "requests",
+        "description": "Ask, and fetch the reply from anywhere; reply, and be done with the message in one step.",
+    },
     {"name": "offsets", "description": "Where consumer groups continue, and how far they are behind."},
     {"name": "admin", "description": "For operators: how the service is."},
 ]

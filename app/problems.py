@@ -71,6 +71,9 @@ CODES: dict[type[MessagingError], str] = {
     errors.UnknownProducerGroup: "producer_group_not_found",
     errors.UnknownTransaction: "transaction_not_found",
     errors.UnknownSchedule: "schedule_not_found",
+    errors.UnknownRequest: "request_not_found",
+    errors.RequestClosed: "request_closed",
+    errors.MessageGone: "message_expired",
     errors.AlreadyDelivered: "already_delivered",
     errors.AlreadyCancelled: "already_cancelled",
     errors.NotADelayedMessage: "internal_error",
@@ -157,6 +160,8 @@ def as_refusal(error: MessagingError | Refusal) -> Refusal:
         context = {"min_offset": str(error.available[0]), "max_offset": str(error.available[1])}
     elif isinstance(error, errors.TransactionConflict):
         context = {"state": error.state, "resolved_by": error.resolved_by}
+    elif isinstance(error, errors.RequestClosed):
+        context = {"state": error.state}
     elif isinstance(error, errors.CorruptRecord):
         detail = kind.cause  # the file's path is for the log, not for the client
         context = {"offset": str(error.physical_offset)}

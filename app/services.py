@@ -13,6 +13,7 @@ from app.registry.topics import Topics
 from app.sent_keys import SentKeys
 from app.webhooks.check_test import CheckTester
 from app.webhooks.service import Webhooks
+from delivery.requests import Requests
 from delivery.service import Delivery
 from scheduler.cron_service import CronService
 from scheduler.schedule_service import ScheduleService
@@ -37,6 +38,7 @@ class Services:
     schedules: ScheduleService
     cron: CronService
     delivery: Delivery
+    requests: Requests
     sent_keys: SentKeys
     webhooks: Webhooks
     sender: CheckSender

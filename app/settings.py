@@ -26,7 +26,7 @@ from pydantic_settings import (
 
 from app.testing.options import ControlOptions
 from app.webhooks.options import WebhookOptions
-from delivery.options import DeliveryOptions
+from delivery.options import DeliveryOptions, RequestOptions
 from scheduler.options import ScheduleOptions
 from storage.local.options import LocalStoreOptions
 from txn.options import TransactionOptions
@@ -81,6 +81,7 @@ class Settings(BaseSettings):
     txn: TransactionOptions = TransactionOptions()
     schedule: ScheduleOptions = ScheduleOptions()
     delivery: DeliveryOptions = DeliveryOptions()
+    request: RequestOptions = RequestOptions()
     webhook: WebhookOptions = WebhookOptions()
     testing: ControlOptions = ControlOptions()
 

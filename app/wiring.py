@@ -28,6 +28,7 @@ from app.testing.faults import SlowAnswers
 from app.testing.travel import TimeTravel
 from app.webhooks.check_test import CheckTester
 from app.webhooks.service import Webhooks
+from delivery.requests import Requests
 from delivery.service import Delivery
 from delivery.slots import State
 from scheduler.cron_service import CronService
@@ -107,6 +108,7 @@ class Wiring:
             self._services.stopping.set()
             self._services.transactions.stop()
             self._services.delivery.stop()
+            self._services.requests.stop()
         if self._sender is not None:
             self._sender.begin_stop()
         if self._store is not None:
@@ -134,6 +136,7 @@ class Wiring:
             "store_writable": "ok",  # else the process ends
             "dispatch_lag": "ok",  # the queues are derived in the turn in which a message becomes visible
             "scheduler": next((failed[name] for name in _SCHEDULER_LOOPS if name in failed), "ok"),
+            "requests": failed.get("requests") or failed.get("request_snapshots", "ok"),
             "leases": failed.get("leases") or failed.get("lease_snapshots", "ok"),
             "checker": failed.get("checkback", failed.get("webhooks", "ok")),
         }
@@ -191,11 +194,15 @@ class Wiring:
             on_settled=self._metrics.note_cron,
         )
         sent_keys = SentKeys(store, clock)
+        requests = Requests(
+            store, clock, identifiers, settings.request, ack_beside=lambda handle, make: delivery.ack_beside(handle, make)
+        )
         delivery = Delivery(
             store,
             clock,
             SystemRandom(),
             rules_of=consumer_groups.rules_of,
+            withdrawn=requests,
         )
         await topics.open()
         await producer_groups.open()
@@ -207,12 +214,16 @@ class Wiring:
         followed = await schedules.start()
         await cron.start()
         granted = await delivery.start()
+        await requests.start()
         log.info("transactions_open", undecided=transactions.table.open_count, replayed=replayed)
         log.info("schedules_open", scheduled=schedules.counts.waiting, replayed=followed)
         log.info("cron_open", schedules=cron.table.open_count)
         log.info("groups_open", leased=delivery.count(State.LEASED), replayed=granted)
+        log.info("requests_open", pending=requests.table.pending_count)
         stack.push_async_callback(delivery.save_snapshot)
         stack.push_async_callback(delivery.drain)
+        stack.push_async_callback(requests.save_snapshot)
+        stack.push_async_callback(requests.drain)
         stack.push_async_callback(schedules.drain)
         stack.push_async_callback(cron.save_snapshot)
         outside = clock if self._controls is None else SystemClock()
@@ -239,6 +250,7 @@ class Wiring:
             schedules=schedules,
             cron=cron,
             delivery=delivery,
+            requests=requests,
             sent_keys=sent_keys,
             webhooks=webhooks,
             sender=sender,
@@ -255,6 +267,10 @@ class Wiring:
 
         async def keep() -> None:
             await self._keep_tables(transactions, sent_keys)
+
+        async def time_out() -> None:
+            with suppress(UnavailableError, StorageFull):
+                await requests.run_once()
 
         async def deliver() -> int:
             # Where the store takes nothing for now, what is due waits in the log: late, and no failure of this loop.
@@ -282,6 +298,8 @@ class Wiring:
             Ticker("cron", fire, interval_ms=settings.schedule.sweep_interval_ms),
             Ticker("cron_snapshots", cron.save_snapshot, interval_ms=settings.schedule.snapshot_interval_ms),
             Ticker("leases", delivery.run_once, interval_ms=settings.delivery.sweep_interval_ms),
+            Ticker("requests", time_out, interval_ms=settings.request.sweep_interval_ms),
+            Ticker("request_snapshots", requests.save_snapshot, interval_ms=settings.request.snapshot_interval_ms),
             Ticker("lease_snapshots", delivery.save_snapshot, interval_ms=settings.delivery.snapshot_interval_ms),
             Ticker("checkback", sweep, interval_ms=settings.txn.sweep_interval_ms),
             Ticker("webhooks", sender.run_once, interval_ms=settings.txn.sweep_interval_ms),
@@ -349,6 +367,7 @@ class Wiring:
         yield "escrowmq_transactions_oldest_open_seconds", "Age of the oldest undecided one", max(0, age_ms) / 1000
         schedules = self._services.schedules
         delivery = self._services.delivery
+        yield "escrowmq_requests_pending", "Requests that wait for their replies", self._services.requests.table.pending_count
         yield "escrowmq_messages_leased", "Messages that are lent to consumers", delivery.count(State.LEASED)
         yield "escrowmq_schedules_scheduled", "Delayed messages that wait", schedules.counts.waiting
         yield "escrowmq_schedules_set_aside", "Delayed messages that could not be delivered", schedules.counts.never

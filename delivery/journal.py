@@ -13,7 +13,7 @@ import msgspec
 from delivery.lease_events import LEASE_QUEUE, AnyLeaseEvent, event_message, read_event
 from delivery.lease_table import LeaseTable, Moment, TableDump
 from storage.clock import Clock
-from storage.message import Durability, Message
+from storage.message import Appended, Durability, Message
 from storage.store import AppliedPrefix, MessageStore, Snapshot, Snapshots, SyncedPosition
 
 SNAPSHOT = "leases"
@@ -40,8 +40,9 @@ class LeaseJournal:
 
     async def append(
         self, messages: Sequence[Message], events: Sequence[AnyLeaseEvent], durability: Durability, *, applies: bool = True
-    ) -> None:
-        """Append messages and events as one unit, and apply the events; not where the table has them already (`applies`).
+    ) -> list[Appended]:
+        """Append messages and events as one unit, and apply the events; not where the table has them already (`applies`). Where
+        the messages went.
 
         Events alone are appended from the reserve: a full disk keeps nobody from being done with what he has.
         On disk on return where `durability` says so. Raises what `MessageStore.append` raises; nothing is applied then.
@@ -57,6 +58,7 @@ class LeaseJournal:
             if applies:
                 self.table.apply(event, now)
             self._applied.add(place.queue_offset)
+        return appended[: len(messages)]
 
     async def uncancelled(self, change: Coroutine[Any, Any, T]) -> T:
         """A change goes on when the one who asked for it has gone: an append cannot be taken back."""

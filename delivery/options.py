@@ -4,6 +4,20 @@ from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, kw_only=True)
+class RequestOptions:
+    max_pending: int = 100_000
+    closed_kept: int = 20_000
+    cancelled_kept: int = 100_000
+    sweep_interval_ms: int = 50
+    snapshot_interval_ms: int = 10_000
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) < 1:
+                raise ValueError(f"{field.name} must be at least 1, got {getattr(self, field.name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeliveryOptions:
     sweep_interval_ms: int = 50
     snapshot_interval_ms: int = 10_000

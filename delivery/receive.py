@@ -6,7 +6,7 @@ messages are handed out again, for the same attempt and under another lease: no 
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import structlog
 
@@ -23,7 +23,7 @@ from delivery.taking import Taken, Taking
 from delivery.waiters import Waiters
 from storage.errors import CorruptRecord, OffsetExpired, UnknownTopic
 from storage.identifiers import Random
-from storage.message import Durability, QueueId, StoredMessage
+from storage.message import Durability, Message, QueueId, StoredMessage
 
 _SCAN_CODES = 16_000  # messages that a filter may pass over in one read by the hash of their tag
 _SCAN_READS = 10  # of these in one receive, so that others get their turn
@@ -56,16 +56,39 @@ class HandedOut(NamedTuple):
     expires_at_ms: int
 
 
+class Withdrawn(Protocol):
+    """Messages that lie in their topics and are not handed out any more."""
+
+    def is_withdrawn(self, message: Message) -> bool: ...
+
+    def has_withdrawn(self, topic: str) -> bool:
+        """False: none of the topic's is."""
+
+
+class _Nothing:
+    def is_withdrawn(self, message: Message) -> bool:
+        return False
+
+    def has_withdrawn(self, topic: str) -> bool:
+        return False
+
+
+NOTHING_WITHDRAWN = _Nothing()
+
+
 class Receiving:
     """The event loop's."""
 
-    def __init__(self, journal: LeaseJournal, settling: Settling, waiters: Waiters, randomness: Random) -> None:
+    def __init__(
+        self, journal: LeaseJournal, settling: Settling, waiters: Waiters, randomness: Random, withdrawn: Withdrawn
+    ) -> None:
         self._journal = journal
         self._store = journal.store
         self._clock = journal.clock
         self._settling = settling
         self._waiters = waiters
         self._randomness = randomness
+        self._withdrawn = withdrawn
         self._locks: dict[str, asyncio.Lock] = {}
         self._granting: dict[tuple[str, str], asyncio.Future[None]] = {}
 
@@ -268,7 +291,7 @@ class Receiving:
         try:
             async for offset, message in self._read_each(queue.queue, offsets):
                 slot = queue.slots.get(offset)
-                if message is None or (not slot.attempt and not self._is_wanted(taking.leases, queue, rules, message)):
+                if message is None or not self._is_to_come(taking.leases, queue, rules, message, slot.attempt):
                     queue.settle_taken(offset)
                 elif slot.attempt >= rules.max_attempts:
                     exhausted.append(Taken(queue, offset, slot.attempt, message))
@@ -289,6 +312,7 @@ class Receiving:
     async def _take_new(self, taking: Taking, queue: QueueLeases, rules: GroupRules) -> None:
         slots, wanted = queue.slots, filter_of(rules.subscriptions, queue.queue.topic)
         is_plain = wanted.is_everything and not rules.ordered and not queue.is_retry
+        is_plain = is_plain and not self._withdrawn.has_withdrawn(queue.queue.topic)
         for _ in range(_SCAN_READS):
             bounds = await self._store.offsets(queue.queue)
             if slots.cursor < bounds.first:
@@ -334,6 +358,10 @@ class Receiving:
             offset = message.queue_offset
             if queue.is_retry and not self._is_current(taking.leases, message):
                 continue
+            if self._withdrawn.is_withdrawn(message):
+                if queue.is_retry:
+                    self._first_attempt(taking, queue, message)  # it has come back, though nobody gets it
+                continue
             if not taking.fits(message):
                 end = offset
                 break
@@ -356,6 +384,14 @@ class Receiving:
         taking.arrived[topic] = taking.arrived.get(topic, 0) + 1
         taking.leases.note_arrived({topic: 1})
         return retry_message.attempts_of(message) + 1
+
+    def _is_to_come(
+        self, leases: GroupLeases, queue: QueueLeases, rules: GroupRules, message: StoredMessage, attempt: int
+    ) -> bool:
+        """A filter is asked once: what was handed out before comes again, whatever the group's rules are now."""
+        if self._withdrawn.is_withdrawn(message):
+            return False
+        return attempt > 0 or self._is_wanted(leases, queue, rules, message)
 
     def _is_wanted(self, leases: GroupLeases, queue: QueueLeases, rules: GroupRules, message: StoredMessage) -> bool:
         if queue.is_retry:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from delivery.groups import GroupRules
 from delivery.journal import LeaseJournal
 from delivery.positions import Move, Positions, QueueLag
-from delivery.receive import HandedOut, Receiving, Request
+from delivery.receive import NOTHING_WITHDRAWN, HandedOut, Receiving, Request, Withdrawn
 from delivery.settle import Refused, Settling
 from delivery.slots import State
 from delivery.waiters import Waiters
@@ -20,7 +20,7 @@ from storage.clock import Clock
 from storage.errors import MessagingError, StorageFull, UnavailableError
 from storage.formats import names
 from storage.identifiers import Random
-from storage.message import QueueId
+from storage.message import Appended, Message, QueueId
 from storage.store import MessageStore
 
 
@@ -34,14 +34,15 @@ class Delivery:
         randomness: Random,
         *,
         rules_of: Callable[[str], GroupRules | None],
+        withdrawn: Withdrawn = NOTHING_WITHDRAWN,
     ) -> None:
-        """`rules_of`: of a group that exists; None where it does not."""
+        """`rules_of`: of a group that exists; None where it does not. `withdrawn`: what is not handed out any more."""
         self._store = store
         self._rules_of = rules_of
         self._journal = LeaseJournal(store, clock)
         self._waiters = Waiters(store)
         self._settling = Settling(self._journal, self._waiters)
-        self._receiving = Receiving(self._journal, self._settling, self._waiters, randomness)
+        self._receiving = Receiving(self._journal, self._settling, self._waiters, randomness, withdrawn)
         self._positions = Positions(self._journal, self._receiving, self._waiters)
         self.table = self._journal.table
 
@@ -108,6 +109,12 @@ class Delivery:
     async def ack(self, group: str, handles: Sequence[str]) -> list[bool]:
         """Which of the messages are done with: all but those whose lease has ended. Durable on return."""
         return await self._settling.ack(group, handles)
+
+    async def ack_beside(self, handle: str, make: Callable[[bool], Sequence[Message]]) -> list[Appended]:
+        """Append messages and, in the same unit, the acknowledgement of the handle's message, in whatever group; `make` is told
+        whether that is still lent, or done with already. Durable on return.
+        """
+        return await self._settling.ack_beside(handle, make)
 
     async def nack(self, group: str, rules: GroupRules, refused: Sequence[Refused]) -> list[MessagingError | None]:
         """Hand the messages out again, after a wait; why an entry was refused. Durable on return."""

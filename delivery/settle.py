@@ -34,7 +34,7 @@ from delivery.taking import Taken
 from delivery.waiters import Waiters
 from scheduler import scheduled_message
 from storage.errors import CorruptRecord, LeaseExpired, MessagingError, OffsetExpired, StorageFull, UnavailableError
-from storage.message import Durability, Message, StoredMessage
+from storage.message import Appended, Durability, Message, StoredMessage
 
 _ACKED_KEPT = 20_000  # handles, so that an acknowledgement whose answer was lost may be sent again
 _APPEND_MESSAGES = 400
@@ -114,6 +114,28 @@ class Settling:
             if any(queue.has_open for queue, _, _ in held if queue.order is not None):
                 self._waiters.wake(group)  # a key is free
         return accepted
+
+    async def ack_beside(self, handle: str, make: Callable[[bool], Sequence[Message]]) -> list[Appended]:
+        """Append messages and, in the same unit, the acknowledgement of the handle's message, in whatever group; `make` is told
+        whether that is still lent, or done with already. Durable on return. Raises what `append` raises.
+        """
+        for leases in self._journal.table:
+            found = self._find(leases, handle)
+            if found is None or not found[0].slots.is_leased(found[1], found[2], self._clock.monotonic_ms()):
+                continue
+            queue, offset, _ = found
+            queue.slots.set_state(offset, State.ACKING)
+            try:
+                event = Acked(group=leases.group, runs=_runs([found]))
+                appended = await self._journal.append(make(True), [event], Durability.SYNCED)
+            except BaseException:
+                self._hold_again(leases, [found])
+                raise
+            self._keep_acked([handle])
+            if queue.order is not None and queue.has_open:
+                self._waiters.wake(leases.group)  # a key is free
+            return appended
+        return await self._journal.append(make(handle in self._acked), [], Durability.SYNCED)
 
     def _keep_acked(self, handles: Iterable[str]) -> None:
         for handle in handles:

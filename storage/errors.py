@@ -16,6 +16,9 @@
     │   │   └── OffsetBeyondEnd
     │   ├── TransactionConflict     .state .resolved_by   decided the other way already
     │   ├── CheckNotOpen
+    │   ├── UnknownRequest
+    │   ├── RequestClosed           .state
+    │   ├── MessageGone             dropped by retention
     │   ├── IdempotencyKeyReused    same key, another body
     │   └── IdempotencyInProgress   the first request with this key is still running
     ├── UnavailableError            the same request may succeed later
@@ -173,6 +176,22 @@ class CheckNotOpen(RejectedError):
 
 class LeaseExpired(RejectedError):
     """The lease has ended; the message may be with somebody else by now."""
+
+
+class UnknownRequest(RejectedError):
+    """No request has this id."""
+
+
+class RequestClosed(RejectedError):
+    """The request was replied to, cancelled or timed out; nothing changes that."""
+
+    def __init__(self, detail: str | None = None, *, state: str) -> None:
+        super().__init__(detail)
+        self.state = state
+
+
+class MessageGone(RejectedError):
+    """The message was there, and the log has dropped it since."""
 
 
 class UnknownSchedule(RejectedError):

@@ -24,6 +24,7 @@ from app.messages.schemas import PayloadForm
 from app.problems import Problem, Refusal, as_refusal, document, invalid_field
 from app.services import Services
 from delivery.receive import HandedOut, Request
+from delivery.request_events import asked_by
 from delivery.settle import Refused
 from storage.errors import LeaseExpired, MessagingError
 
@@ -135,6 +136,7 @@ def _expired(handle: str) -> SettleResult:
 
 
 def _view(one: HandedOut, form: PayloadForm) -> ReceivedMessage:
+    asked = asked_by(one.message)
     return message_view(
         one.message,
         form,
@@ -142,6 +144,8 @@ def _view(one: HandedOut, form: PayloadForm) -> ReceivedMessage:
         attempt=one.attempt,
         receipt_handle=one.handle,
         lease_expires_at=codec.rfc3339(one.expires_at_ms),
+        request_id=UNSET if asked is None else asked.request_id,
+        reply_by=UNSET if asked is None else codec.rfc3339(asked.reply_by_ms),
     )
 
 

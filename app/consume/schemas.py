@@ -43,6 +43,8 @@ class ReceivedMessage(Message, kw_only=True, gc=False):
     attempt: Annotated[int, Meta(description="How often it has been handed out, from 1.")]
     receipt_handle: Annotated[str, Meta(description="Settles it; good for this lease alone.")]
     lease_expires_at: Timestamp
+    request_id: Annotated[str, Meta(description="Of a request: what a reply names.")] | UnsetType = UNSET
+    reply_by: Annotated[Timestamp, Meta(description="Of a request: until then a reply is in time.")] | UnsetType = UNSET
 
 
 class ReceivedMessages(msgspec.Struct, kw_only=True):

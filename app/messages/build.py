@@ -8,7 +8,7 @@ from typing import NamedTuple
 from msgspec import UNSET
 
 from app import codec
-from app.messages.schemas import MessageInput
+from app.messages.schemas import MessageInput, PayloadInput
 from app.problems import FieldError, Refusal, invalid_field
 from app.registry.topics import MessageType, Topic
 from scheduler.scheduled_message import with_delay
@@ -46,11 +46,7 @@ def build(
     Raises Refusal (its pointers are within the message), MessageTooLarge, UnsupportedCombination, UnknownQueue.
     """
     body, content_type = _body(given, depth) if raw_body is None else (raw_body, _content_type(given))
-    limit_bytes = topic.settings.max_message_bytes
-    if len(body) > limit_bytes:
-        raise MessageTooLarge(
-            f"the body has {len(body)} bytes, topic {topic.name} allows {limit_bytes}", limit_bytes=limit_bytes
-        )
+    _check_size(body, topic.settings.max_message_bytes, f"topic {topic.name}")
     system = {}
     if given.ordering_key is not UNSET:
         system[ORDERING_KEY] = _text(given.ordering_key, "/ordering_key")
@@ -91,7 +87,22 @@ def build(
     return with_delay(message, delay_ms=delay.delay_ms, due_ms=delay.due_ms)
 
 
-def _body(given: MessageInput, depth: int) -> tuple[bytes, str | None]:
+def build_reply(given: PayloadInput, *, limit_bytes: int) -> tuple[bytes, str | None, dict[str, str]]:
+    """(body, content type, the replier's own properties), under the rules of messages. Raises Refusal, MessageTooLarge."""
+    body, content_type = _body(given, 1)
+    _check_size(body, limit_bytes, "the request's topic")
+    own = {} if given.properties is UNSET else _properties(given.properties)
+    if own:
+        _check_total(None, None, None, own)
+    return body, content_type, own
+
+
+def _check_size(body: bytes, limit_bytes: int, whose: str) -> None:
+    if len(body) > limit_bytes:
+        raise MessageTooLarge(f"the body has {len(body)} bytes, {whose} allows {limit_bytes}", limit_bytes=limit_bytes)
+
+
+def _body(given: PayloadInput, depth: int) -> tuple[bytes, str | None]:
     """(the bytes to keep, their content type)."""
     content_type = _content_type(given)
     if given.json is not UNSET:
@@ -112,7 +123,7 @@ def _body(given: MessageInput, depth: int) -> tuple[bytes, str | None]:
         raise invalid_field("/payload", "invalid_format", f"the payload is not base64: {error}") from None
 
 
-def _content_type(given: MessageInput) -> str | None:
+def _content_type(given: PayloadInput) -> str | None:
     return None if given.content_type is UNSET else _text(given.content_type, "/content_type")
 
 

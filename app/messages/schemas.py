@@ -22,13 +22,24 @@ Timestamp = Annotated[str, Meta(description="RFC 3339, UTC, milliseconds.", extr
 Offset = Annotated[int, Meta(ge=0, extra_json_schema={"format": "int64"})]
 
 
-class MessageInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """A message to be sent. Exactly one of `payload` and `json` holds its body."""
+class PayloadInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    """A body and what is said of it. Exactly one of `payload` and `json` holds the body."""
 
     payload: Annotated[str, Meta(description="The body, as text or base64.")] | UnsetType = UNSET
     payload_encoding: Literal["utf8", "base64"] = "utf8"
     json: Annotated[Raw, Meta(description="The body as any JSON value; stored without white space.")] | UnsetType = UNSET
     content_type: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
+    properties: (
+        Annotated[
+            dict[str, str], Meta(description="The sender's own; 16 KiB with key, tag and ordering key, names and values.")
+        ]
+        | UnsetType
+    ) = UNSET
+
+
+class MessageInput(PayloadInput, forbid_unknown_fields=True, kw_only=True, gc=False):
+    """A message to be sent. Exactly one of `payload` and `json` holds its body."""
+
     key: Annotated[str, Meta(min_length=1, max_length=255, description="A business key; 255 bytes, no spaces.")] | UnsetType = (
         UNSET
     )
@@ -39,12 +50,6 @@ class MessageInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=
         Annotated[str, Meta(min_length=1, max_length=255, description="Messages of one stay in order; 255 bytes.")] | UnsetType
     ) = UNSET
     queue_id: Annotated[int, Meta(ge=0, le=1_023)] | UnsetType = UNSET
-    properties: (
-        Annotated[
-            dict[str, str], Meta(description="The sender's own; 16 KiB with key, tag and ordering key, names and values.")
-        ]
-        | UnsetType
-    ) = UNSET
     delay_ms: (
         Annotated[int, Meta(ge=0, le=MAX_DELAY_MS, description="Deliver so much later; at most the topic's max_delay_ms.")]
         | UnsetType

@@ -16,7 +16,11 @@ SCHEDULE_MARK_TOPIC = "rmq_sys_escrowmq_schedules"
 CRON_TOPIC = "rmq_sys_escrowmq_cron"
 LEASE_TOPIC = "rmq_sys_escrowmq_leases"
 QUEUE_END_TOPIC = "rmq_sys_escrowmq_queue_ends"
+REQUEST_TOPIC = "rmq_sys_escrowmq_requests"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
+
+CLUSTER = "DefaultCluster"
+REPLY_TOPIC = f"{CLUSTER}_REPLY_TOPIC"
 
 RETRY_PREFIX = "%RETRY%"
 DEAD_LETTER_PREFIX = "%DLQ%"
@@ -35,8 +39,8 @@ _RESERVED_NAMES = frozenset(
         "SELF_TEST_TOPIC",
         "OFFSET_MOVED_EVENT",
         "CHECKPOINT_TOPIC",
-        "DefaultCluster",
-        "DefaultCluster_REPLY_TOPIC",
+        CLUSTER,
+        REPLY_TOPIC,
         "TOOLS_CONSUMER",
         "FILTERSRV_CONSUMER",
         "SELF_TEST_C_GROUP",

@@ -30,7 +30,14 @@ DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
 PREPARED_QUEUE_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"  # on a copy of a half: the queue offset of the first one
 CHECK_TIMES = "TRANSACTION_CHECK_TIMES"  # on a copy of a half: how often its producer was asked
 
+CORRELATION_ID = "CORRELATION_ID"
+REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
+TTL = "TTL"
+MESSAGE_TYPE = "MSG_TYPE"
+CLUSTER = "CLUSTER"
+
 CONTENT_TYPE = "__content_type"
+REPLY_BY = "__reply_by"  # on a request: until when a reply is in time, wall milliseconds
 SCHEDULE_ID = "__schedule"  # on a delayed message, and on it when it is delivered
 TIMER_DELAY_MS = "TIMER_DELAY_MS"
 TIMER_DELAY_SEC = "TIMER_DELAY_SEC"

@@ -176,6 +176,7 @@ def test_every_operation_succeeds_and_its_answer_is_parsed(generated):
     answer_checks(generated)
     configure_webhook(generated)
     look_at_the_disk(generated)
+    ask_and_reply(generated)
 
     assert generated.succeeded == set(OPERATIONS)
 
@@ -288,6 +289,23 @@ def look_at_the_disk(generated: Generated) -> None:
     disk = generated.call("getDisk", status=200)
     assert 0 < disk.used_ratio <= 1
     assert disk.clean_above < disk.force_above < disk.refuse_above
+
+
+def ask_and_reply(generated: Generated) -> None:
+    topic = make_topic(generated)
+    asking = generated.body("sendRequest")
+
+    pending = generated.call("sendRequest", topic, body=asking, idempotency_key="q-55", status=202)
+    assert generated.call("getRequest", pending.request_id, status=200) == pending
+    answer = generated.call("replyToRequest", pending.request_id, body=generated.body("replyToRequest"), status=200)
+    replied = generated.call("sendRequest", topic, body=asking, idempotency_key="q-55", status=200)
+    cancelled = generated.call("sendRequest", topic, body=asking, status=202)
+    slow = generated.body("sendRequest", timeout_ms=1, wait_ms=1_000)
+
+    assert (answer.state, answer.late, answer.settled) == ("replied", False, False)
+    assert (replied.request_id, replied.state, replied.reply.payload) == (pending.request_id, "replied", '{"price":"4.20"}')
+    assert generated.call("cancelRequest", cancelled.request_id, status=200).state == "cancelled"
+    assert generated.call("sendRequest", topic, body=slow, status=504).code == "reply_timeout"
 
 
 def commit_offsets(generated: Generated) -> None:

@@ -12,6 +12,13 @@ class ManualClock:
     def monotonic_ms(self) -> int:
         return self._monotonic_ms
 
+    def restart(self) -> None:
+        """Another process: its monotonic clock begins anew."""
+        self._monotonic_ms = 7
+
+    def set_back_wall(self, ms: int) -> None:
+        self._wall_ms -= ms
+
     def advance(self, ms: int) -> None:
         self._wall_ms += ms
         self._monotonic_ms += ms

@@ -1,0 +1,176 @@
+"""Asking, looking, cancelling, replying. Handlers over plain values; any lane may call them."""
+
+import re
+from hashlib import sha256
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from app import codec
+from app.exchange import Call, reply
+from app.exchange import Reply as Answer
+from app.messages.build import build, build_reply
+from app.messages.pull import payload_view
+from app.messages.schemas import MessageInput, PayloadForm
+from app.messages.send import DURABILITY
+from app.problems import Refusal
+from app.registry.topics import Topic
+from app.requests.schemas import Reply, ReplyInput, ReplyResult, RequestInput, RequestQuery, RequestView
+from app.services import Services
+from delivery.request_events import ReplyBody
+from delivery.request_table import Request, RequestState
+from delivery.requests import RepeatableKey
+from storage.errors import UnknownTopic, UnsupportedCombination
+from storage.formats import properties
+from storage.message import Message
+
+_request_decoder = msgspec.json.Decoder(RequestInput)
+_reply_decoder = msgspec.json.Decoder(ReplyInput)
+
+_MESSAGE_DEPTH = 2  # of the value of a `json` field in a request
+_MAX_REPLY_BYTES = 4 << 20  # where the request's topic is no longer there to say
+_MAX_WAIT_MS = 30_000
+_WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,9})\"?(?:$|[,;\s])", re.IGNORECASE)
+
+
+async def ask(services: Services, call: Call, topic_name: str) -> Answer:
+    topic = await services.topics.get_or_create(topic_name)
+    given = call.decode(_request_decoder)
+    wait_ms = _wait_ms(call, given.wait_ms)
+    key = call.idempotency_key
+    repeatable = None if key is None else RepeatableKey(key, _print_of(call), topic.settings.dedup_window_ms)
+
+    def make() -> Message:
+        return _message(services, call, topic, given.message)
+
+    outcome = await services.requests.open(
+        topic.name,
+        make,
+        timeout_ms=given.timeout_ms,
+        key=repeatable,
+        durability=DURABILITY[given.message.require_durability],
+    )
+    if not outcome.replayed:
+        services.metrics.messages_in.inc()
+    request = await _wait_until_closed(services, call, outcome.request.request_id, wait_ms)
+    headers = services.pressure_header() | {"Location": f"/v1/requests/{request.request_id}"}
+    headers |= {"Idempotency-Replayed": "true"} if outcome.replayed else {}
+    if request.state is RequestState.TIMED_OUT and request.reply is None:
+        raise Refusal(
+            "reply_timeout",
+            f"no reply to {request.request_id} came within {request.opened.timeout_ms} ms",
+            context={"request_id": request.request_id},
+            headers=headers,
+        )
+    status = 202 if request.state is RequestState.PENDING else 200
+    return reply(status, await _view(services, request, "auto"), headers)
+
+
+async def get(services: Services, call: Call, request_id: str) -> Answer:
+    query = call.parameters(RequestQuery)
+    request = await _wait_until_closed(services, call, request_id, query.wait_ms)
+    return reply(200, await _view(services, request, query.payload))
+
+
+async def cancel(services: Services, _: Call, request_id: str) -> Answer:
+    return reply(200, await _view(services, await services.requests.cancel(request_id), "auto"))
+
+
+async def answer(services: Services, call: Call, request_id: str) -> Answer:
+    given = call.decode(_reply_decoder)
+    request = await services.requests.get(request_id)
+    body, content_type, own = build_reply(given, limit_bytes=_limit_bytes(services, request))
+    outcome = await services.requests.reply(
+        request_id,
+        ReplyBody(body, content_type, own),
+        handle=given.receipt_handle or None,
+        key=call.idempotency_key,
+        fingerprint=_print_of(call),
+    )
+    stored = outcome.request.reply
+    assert stored is not None
+    result = ReplyResult(
+        request_id=request_id,
+        message_id=stored.message_id,
+        state=outcome.request.state.value,
+        late=stored.late,
+        settled=stored.settled,
+    )
+    return reply(200, result, services.pressure_header() | ({"Idempotency-Replayed": "true"} if outcome.replayed else {}))
+
+
+# --------------------------------------------------------------------------------------------------------------- helpers
+
+
+def _message(services: Services, call: Call, topic: Topic, given: MessageInput) -> Message:
+    try:
+        message = build(
+            given,
+            topic,
+            message_id=services.identifiers.new("msg"),
+            now_ms=services.clock.wall_ms(),
+            depth=_MESSAGE_DEPTH,
+            traceparent=call.traceparent,
+        )
+    except Refusal as refusal:
+        raise refusal if refusal.code == "malformed_request" else refusal.under("/message") from None
+    if properties.SCHEDULE_ID in message.system:
+        raise UnsupportedCombination("a request is not delayed: its deadline counts from now")
+    return message
+
+
+async def _wait_until_closed(services: Services, call: Call, request_id: str, wait_ms: int) -> Request:
+    deadline_ms = services.clock.monotonic_ms() + wait_ms
+    while True:
+        request = await services.requests.get(request_id)
+        left_ms = deadline_ms - services.clock.monotonic_ms()
+        if request.state is not RequestState.PENDING or left_ms <= 0 or services.is_stopping:
+            return request
+        async with services.parked(call):
+            await services.requests.wait(request, timeout_ms=left_ms)
+
+
+async def _view(services: Services, request: Request, form: PayloadForm) -> RequestView:
+    opened, stored = request.opened, request.reply
+    view = RequestView(
+        request_id=request.request_id,
+        state=request.state.value,
+        topic=opened.topic,
+        message_id=opened.message_id,
+        asked_at=codec.rfc3339(opened.at_ms),
+        expires_at=codec.rfc3339(request.expires_ms),
+        closed_at=UNSET if request.closed_at_ms is None else codec.rfc3339(request.closed_at_ms),
+    )
+    message = await services.requests.read_reply(request)
+    if stored is not None and message is not None:
+        payload, encoding = payload_view(message.body, form)
+        view.reply = Reply(
+            message_id=message.message_id,
+            payload=UNSET if payload is None else payload,
+            payload_encoding=encoding or UNSET,
+            content_type=message.system.get(properties.CONTENT_TYPE) or UNSET,
+            properties=dict(message.properties),
+            replied_at=codec.rfc3339(stored.at_ms),
+        )
+        view.latency_ms = max(0, stored.at_ms - opened.at_ms)
+        view.late_reply_at = codec.rfc3339(stored.at_ms) if stored.late else UNSET
+    return view
+
+
+def _wait_ms(call: Call, given: int | UnsetType) -> int:
+    """`Prefer: wait=10` says it in seconds (RFC 7240); a preference that cannot be kept is kept as far as it can."""
+    preferred = _WAIT.search(call.headers.get("prefer", ""))
+    if given is not UNSET:
+        return given
+    return 0 if preferred is None else min(int(preferred[1]) * 1000, _MAX_WAIT_MS)
+
+
+def _print_of(call: Call) -> str:
+    return sha256(call.body).hexdigest()
+
+
+def _limit_bytes(services: Services, request: Request) -> int:
+    try:
+        return services.topics.get(request.opened.topic).settings.max_message_bytes
+    except UnknownTopic:
+        return _MAX_REPLY_BYTES
