@@ -2,10 +2,10 @@
 
 import sys
 
-from benchmarks import append, http, recovery, schedules
+from benchmarks import append, asking, http, recovery, schedules
 from benchmarks.report import show_machine
 
-BENCHMARKS = {"append": append.run, "recovery": recovery.run, "http": http.run}
+BENCHMARKS = {"append": append.run, "recovery": recovery.run, "http": http.run, "asking": asking.run}
 LONG = {"schedules": schedules.run}
 
 

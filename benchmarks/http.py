@@ -49,7 +49,7 @@ def _measure(data_dir: Path, flush: str) -> list[Figure]:
             client.post("/v1/topics", json={"topic": "orders", "queues": QUEUES}).raise_for_status()
         single = run_load(server.port, _sends, connections=CONNECTIONS, seconds=SECONDS)
         figures.append(_figure(f"single send, {durability}", single, 1, len(_send_body()), 260))
-        batch = run_load(server.port, _batches, connections=8, seconds=SECONDS)
+        batch = run_load(server.port, batches, connections=8, seconds=SECONDS)
         figures.append(_figure(f"batch of 100, 8 connections, {durability}", batch, 100, len(_batch_body(100)), 26_000))
         pairs = run_load(server.port, _transactions, connections=CONNECTIONS, seconds=SECONDS)
         figures.append(_figure(f"begin + commit, {durability}", pairs, 0.5, 150, 330, unit="pairs/s"))
@@ -61,7 +61,7 @@ def _measure(data_dir: Path, flush: str) -> list[Figure]:
 
 def _figure(work: str, load: Load, per_request: float, in_bytes: int, out_bytes: int, unit: str = "messages/s") -> Figure:
     connections = 8 if "8 connections" in work else CONNECTIONS
-    limit = _no_op_rate(in_bytes, out_bytes, connections) * per_request
+    limit = no_op_rate(in_bytes, out_bytes, connections) * per_request
     p50, p99 = load.quantile(0.5) * 1000, load.quantile(0.99) * 1000
     note = f"{load.rate:,.0f} requests/s, p50 {p50:.2f} ms, p99 {p99:.2f} ms"
     return Figure(work, load.rate * per_request, unit, limit, "a FastAPI route that does nothing", note)
@@ -85,7 +85,7 @@ def _sends(_: int) -> Requests:
         yield one
 
 
-def _batches(_: int) -> Requests:
+def batches(_: int) -> Requests:
     one = request("POST", "/v1/topics/orders/messages/batch", _batch_body(100))
     while True:
         yield one
@@ -128,7 +128,7 @@ uvicorn.run(app, port=int(sys.argv[1]), loop="uvloop", http="httptools", access_
 """
 
 
-def _no_op_rate(in_bytes: int, out_bytes: int, connections: int) -> float:
+def no_op_rate(in_bytes: int, out_bytes: int, connections: int) -> float:
     port = free_port()
     process = subprocess.Popen([sys.executable, "-c", _NO_OP, str(port), str(out_bytes)], cwd=REPOSITORY)
     os.sched_setaffinity(process.pid, {SERVER_CORE})

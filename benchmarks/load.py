@@ -98,8 +98,8 @@ def run_load(port: int, plan: Plan, *, connections: int, seconds: float) -> Load
 
     def work() -> None:
         os.sched_setaffinity(0, {CLIENT_CORE % (os.cpu_count() or 1)})
-        uvloop.run(_drive(port, plan, connections, 0.5))
-        sender.send(uvloop.run(_drive(port, plan, connections, seconds)))
+        uvloop.run(drive(port, plan, connections, 0.5))
+        sender.send(uvloop.run(drive(port, plan, connections, seconds)))
 
     process = context.Process(target=work)
     process.start()
@@ -110,7 +110,7 @@ def run_load(port: int, plan: Plan, *, connections: int, seconds: float) -> Load
         process.join()
 
 
-async def _drive(port: int, plan: Plan, connections: int, seconds: float) -> Load:
+async def drive(port: int, plan: Plan, connections: int, seconds: float) -> Load:
     loop = asyncio.get_running_loop()
     latencies: list[float] = []
     begun = perf_counter()

@@ -123,6 +123,8 @@ def _refuse(operand: _Operand, detail: str) -> NoReturn:
 
 def _number(text: str | None) -> int | float | None:
     """What the text is as a number; None where it is none."""
+    if text is not None and text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS:
+        return int(text)  # most are; it saves two thirds of the time
     if text is None or (found := _NUMBER.fullmatch(text)) is None:
         return None
     # As it is where it is whole: a double would take neighbours of 16 digits for one.
