@@ -1,0 +1,156 @@
+"""A store with groups that receive from it, and the schedules that bring retries back, in a simulated world."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from itertools import count
+from typing import Any
+
+from delivery.groups import GroupRules, Subscription
+from delivery.receive import HandedOut, Request
+from delivery.service import Delivery
+from delivery.settle import Refused
+from scheduler.options import ScheduleOptions
+from scheduler.schedule_service import ScheduleService
+from storage.files.simulated import SimulatedDisk
+from storage.local.local_store import LocalMessageStore
+from storage.local.options import LocalStoreOptions
+from storage.message import ORDERING_KEY, QueueId, StoredMessage
+from tests.support.builders import message
+from tests.support.simulation import ROOT, World
+
+ORDERS = QueueId("orders", 0)
+GROUP = "billing"
+EVERYTHING = {"max_messages": 5_000, "max_bytes": 1 << 30}
+OPTIONS = LocalStoreOptions(segment_bytes=1 << 20, prepare_ahead_bytes=65_536, index_slots=64, index_file_entries=2_000)
+
+
+def rules(**fields: Any) -> GroupRules:
+    return GroupRules(**{"subscriptions": (Subscription("orders"),), "lease_ms": 1_000, **fields})
+
+
+class House:
+    """One life of it. `rules` are those of the group `billing`; a test may put others in their place."""
+
+    def __init__(self, world: World, store: LocalMessageStore, given: GroupRules) -> None:
+        self.world = world
+        self.store = store
+        self.rules: GroupRules | None = given
+        self._ids = count(1)
+        self.schedules = ScheduleService(store, world.clock, ScheduleOptions(catch_up_after_ms=1 << 50))
+        self.delivery = Delivery(
+            store,
+            world.clock,
+            world.randomness,
+            new_schedule_id=lambda: world.identifiers.new("sch"),
+            rules_of=lambda group: self.rules if group == GROUP else None,
+        )
+
+    async def start(self, *, queues: int = 1, begins: bool = True) -> "House":
+        await self.store.create_topic("orders", queue_count=queues)
+        await self.delivery.open_group(GROUP)
+        await self.schedules.start()
+        await self.delivery.start()
+        if begins:
+            assert self.rules is not None
+            await self.delivery.begin(GROUP, self.rules)
+        return self
+
+    @property
+    def now_ms(self) -> int:
+        return self.world.clock.wall_ms()
+
+    async def send(self, *names: str, queue: QueueId = ORDERS, key: str | None = None, tag: str | None = None) -> None:
+        """Messages whose id and body is their name."""
+        system = {} if key is None else {ORDERING_KEY: key}
+        await self.store.append(
+            [message(name.encode(), queue=queue, message_id=name, tag=tag, system=system) for name in names]
+        )
+
+    async def receive(self, max_messages: int = 100, **fields: Any) -> list[HandedOut]:
+        assert self.rules is not None
+        request = Request(
+            max_messages=max_messages,
+            max_bytes=fields.pop("max_bytes", 1 << 20),
+            lease_ms=fields.pop("lease_ms", self.rules.lease_ms),
+            **fields,
+        )
+        return await self.delivery.receive(GROUP, self.rules, request)
+
+    async def names(self, max_messages: int = 100, **fields: Any) -> list[tuple[str, int]]:
+        """What a receive is given: names and attempts."""
+        return [named(one) for one in await self.receive(max_messages, **fields)]
+
+    async def ack(self, *given: HandedOut) -> list[bool]:
+        return await self.delivery.ack(GROUP, [one.handle for one in given])
+
+    async def nack(self, *given: HandedOut, delay_ms: int | None = None, reason: str | None = None) -> list[bool]:
+        """Which were accepted."""
+        assert self.rules is not None
+        errors = await self.delivery.nack(GROUP, self.rules, [Refused(one.handle, delay_ms, reason) for one in given])
+        return [error is None for error in errors]
+
+    async def give_up(self, *given: HandedOut, reason: str | None = None) -> list[bool]:
+        assert self.rules is not None
+        errors = await self.delivery.dead_letter(GROUP, self.rules, [Refused(one.handle, None, reason) for one in given])
+        return [error is None for error in errors]
+
+    async def extend(self, one: HandedOut, lease_ms: int) -> int | None:
+        return (await self.delivery.extend(GROUP, [(one.handle, lease_ms)]))[0]
+
+    async def pass_time(self, ms: int) -> None:
+        """Let so much time pass, then do what is due."""
+        await asyncio.sleep(ms / 1000)
+        await self.schedules.run_once(self.now_ms)
+        await self.delivery.run_once()
+
+    async def dead_letters(self) -> list[StoredMessage]:
+        return await self.store.read(QueueId(f"%DLQ%{GROUP}", 0), 0, **EVERYTHING)
+
+    async def position(self, queue: QueueId = ORDERS) -> int | None:
+        return await self.delivery.position(GROUP, queue)
+
+    async def close(self) -> None:
+        await self.delivery.drain()
+        await self.schedules.save_snapshot()
+        await self.delivery.save_snapshot()
+        await self.store.aclose()
+
+
+def named(one: HandedOut) -> tuple[str, int]:
+    return one.message.message_id, one.attempt
+
+
+def without_snapshot(disk: SimulatedDisk) -> None:
+    """Take the kept table of leases away."""
+    if disk.exists(path := ROOT / "snapshots" / "leases"):
+        disk.remove(path)
+
+
+Life = Callable[[House], Awaitable[None]]
+
+
+def in_house(
+    *lives: Life,
+    given: GroupRules | None = None,
+    queues: int = 1,
+    down_ms: int = 1,
+    cuts_power: bool = False,
+    options: LocalStoreOptions = OPTIONS,
+    seed: int = 0,
+    between: Callable[[SimulatedDisk], None] = lambda disk: None,
+) -> SimulatedDisk:
+    """Each life on the disk that the one before it left when it was killed, or the power went. `between`: done to it then."""
+    disk, wall_ms = SimulatedDisk(), 1_800_000_000_000
+    for number, life in enumerate(lives):
+
+        async def main(world: World, life: Life = life) -> None:
+            house = House(world, await world.open_store(options), given or rules())
+            await life(await house.start(queues=queues))
+
+        with World(disk, 1_000 * seed + number, wall_ms=wall_ms) as world:
+            assert world.run(main(world))
+            wall_ms = world.clock.wall_ms() + down_ms
+            randomness = world.randomness
+        disk = world.disk.after_power_cut(randomness) if cuts_power else world.disk.after_kill()
+        between(disk)
+    return disk

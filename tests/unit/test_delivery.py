@@ -1,0 +1,680 @@
+"""Delivery under leases over a store: who is given what, how often, and what a crash does to it."""
+
+import asyncio
+
+import pytest
+
+from delivery import receipt
+from delivery.groups import Start, Subscription
+from delivery.lease_events import LEASE_QUEUE, read_event
+from delivery.receive import HandedOut, Request
+from storage.errors import StorageFull
+from storage.message import QueueId
+from tests.support.delivery import EVERYTHING, GROUP, ORDERS, House, Life, in_house, named, rules, without_snapshot
+
+SECOND = QueueId("orders", 1)
+
+
+def test_a_message_is_lent_to_one_at_a_time_and_gone_once_it_is_acknowledged():
+    async def life(house: House) -> None:
+        await house.send("a", "b", "c")
+
+        first = await house.receive(2)
+        second = await house.receive(2)
+
+        assert [named(one) for one in first] == [("a", 1), ("b", 1)]
+        assert [named(one) for one in second] == [("c", 1)]
+        assert await house.receive() == []
+        assert await house.ack(*first, *second) == [True] * 3
+        await house.pass_time(10_000)
+        assert await house.receive() == []
+        assert await house.position() == 3
+
+    in_house(life)
+
+
+def test_a_lease_that_ends_hands_the_message_out_again_and_its_handle_settles_nothing():
+    async def life(house: House) -> None:
+        await house.send("a")
+        (first,) = await house.receive()
+        await house.pass_time(1_100)
+
+        (second,) = await house.receive()
+
+        assert (named(first), named(second)) == (("a", 1), ("a", 2))
+        assert await house.ack(first) == [False]
+        assert await house.nack(first) == [False]
+        assert await house.give_up(first) == [False]
+        assert await house.extend(first, 5_000) is None
+        assert await house.ack(second) == [True]
+        assert await house.position() == 1
+
+    in_house(life)
+
+
+def test_a_late_acknowledgement_is_refused_even_before_anybody_else_has_the_message():
+    async def life(house: House) -> None:
+        await house.send("a")
+        (first,) = await house.receive()
+        await asyncio.sleep(1.001)
+
+        assert await house.ack(first) == [False]
+        await house.pass_time(100)
+        assert await house.names() == [("a", 2)]
+
+    in_house(life)
+
+
+def test_an_acknowledgement_whose_answer_was_lost_may_be_sent_again():
+    async def life(house: House) -> None:
+        await house.send("a")
+        (one,) = await house.receive()
+
+        twice = await asyncio.gather(house.ack(one), house.ack(one))
+        again = await house.ack(one)
+
+        assert (twice, again) == ([[True], [True]], [True])
+        assert await house.nack(one) == [False]
+
+    in_house(life)
+
+
+def test_a_handle_that_nobody_was_given_settles_nothing():
+    async def life(house: House) -> None:
+        await house.send("a", "b")
+        (a,), (b,) = await house.receive(1), await house.receive(1)
+
+        (hash_, offset, _), (_, _, lease) = (receipt.decode(one.handle) for one in (a, b))
+        crossed = receipt.encode([(hash_, offset)], lease)[0]
+        forged = [crossed, "", "lh_", a.handle[:-1], a.handle[:-4] + "AAAA", "lh_" + "A" * 32]
+
+        assert await house.delivery.ack(GROUP, forged) == [False] * 6
+        assert await house.delivery.ack("nobody", [a.handle]) == [False]
+        assert await house.position() == 0
+
+    in_house(life)
+
+
+def test_an_extended_lease_lasts_from_now_and_an_ended_one_cannot_be_extended():
+    async def life(house: House) -> None:
+        await house.send("a")
+        (one,) = await house.receive()
+        await house.pass_time(900)
+
+        until_ms = await house.extend(one, 1_000)
+
+        assert until_ms == house.now_ms + 1_000
+        await house.pass_time(900)
+        assert await house.receive() == []
+        await house.pass_time(200)
+        assert await house.extend(one, 1_000) is None
+        assert await house.names() == [("a", 2)]
+
+    in_house(life)
+
+
+def test_the_committed_offset_is_the_settled_prefix():
+    async def life(house: House) -> None:
+        await house.send("a", "b", "c", "d")
+        a, b, c, _ = await house.receive()
+
+        positions = []
+        for one in (c, a, b):
+            await house.ack(one)
+            positions.append(await house.position())
+
+        assert positions == [0, 1, 3]
+
+    in_house(life)
+
+
+# ------------------------------------------------------------------------------------------------------------ crashes
+
+
+@pytest.mark.parametrize("snapshots", [False, True])
+@pytest.mark.parametrize("cuts_power", [False, True])
+def test_what_was_acknowledged_never_comes_again_and_what_was_lent_comes_after_its_lease(snapshots, cuts_power):
+    async def first_life(house: House) -> None:
+        await house.send("a", "b", "c")
+        a, _, _ = await house.receive(lease_ms=10_000)
+        await house.ack(a)
+        if snapshots:
+            await house.delivery.save_snapshot()
+            await house.pass_time(30)
+
+    async def second_life(house: House) -> None:
+        assert await house.receive() == []  # the acknowledgement made the grant durable with it
+        await house.pass_time(10_100)
+        assert await house.names() == [("b", 2), ("c", 2)]
+        assert await house.position() == 1
+
+    in_house(first_life, second_life, cuts_power=cuts_power)
+
+
+def test_a_receipt_is_good_after_kill_9():
+    kept: list[HandedOut] = []
+
+    async def first_life(house: House) -> None:
+        await house.send("a", "b")
+        kept.extend(await house.receive(lease_ms=10_000))
+
+    async def second_life(house: House) -> None:
+        assert await house.ack(kept[0]) == [True]
+        assert await house.nack(kept[1], delay_ms=0) == [True]
+        assert await house.names() == [("b", 2)]
+
+    in_house(first_life, second_life)
+
+
+def test_a_grant_that_a_power_cut_took_is_made_again_and_no_count_of_attempts_goes_back():
+    """Either the cut took it: the message comes again, for the same attempt. Or it did not: the lease stands."""
+    was_taken = set()
+
+    def lives() -> list[Life]:
+        kept: list[HandedOut] = []
+
+        async def first_life(house: House) -> None:
+            await house.send("a")
+            await house.receive(lease_ms=100)
+            await house.pass_time(200)
+            kept.extend(await house.receive(lease_ms=100_000))
+            assert [named(one) for one in kept] == [("a", 2)]
+
+        async def second_life(house: House) -> None:
+            await house.pass_time(20)
+            again = await house.names()
+            assert again in ([], [("a", 2)])
+            assert await house.ack(kept[0]) == [not again]
+            was_taken.add(bool(again))
+
+        return [first_life, second_life]
+
+    for seed in range(10):
+        in_house(*lives(), cuts_power=True, seed=seed)
+    assert was_taken == {True, False}
+
+
+def test_the_time_that_the_service_was_down_counts_for_leases():
+    async def first_life(house: House) -> None:
+        await house.send("a")
+        await house.receive(lease_ms=60_000)
+
+    async def second_life(house: House) -> None:
+        await house.pass_time(20)
+        assert await house.names() == [("a", 2)]
+
+    in_house(first_life, second_life, down_ms=61_000)
+
+
+def test_a_wall_clock_that_jumps_ends_no_lease_and_makes_none_longer():
+    async def first_life(house: House) -> None:
+        await house.send("a")
+        (one,) = await house.receive(lease_ms=10_000)
+        house.world.clock._wall_ms += 86_400_000
+        await house.delivery.run_once()
+        assert await house.receive() == []
+        assert await house.extend(one, 10_000) is not None
+        house.world.clock._wall_ms -= 2 * 86_400_000
+
+    async def second_life(house: House) -> None:
+        assert await house.receive() == []
+        await house.pass_time(10_100)
+        assert await house.names() == [("a", 2)]
+
+    in_house(first_life, second_life)
+
+
+def test_a_start_after_a_snapshot_replays_only_what_came_later():
+    async def first_life(house: House) -> None:
+        for number in range(20):
+            await house.send(f"m{number}")
+            await house.ack(*await house.receive())
+        await house.close()
+
+    async def second_life(house: House) -> None:
+        assert await house.receive() == []
+        assert await house.position() == 20
+        assert await house.delivery._journal.start() == 0
+
+    in_house(first_life, second_life)
+
+
+def test_without_its_snapshot_the_table_is_what_the_log_says():
+    tables = []
+
+    async def first_life(house: House) -> None:
+        await house.send(*[f"m{number}" for number in range(10)])
+        taken = await house.receive(6, lease_ms=60_000)
+        await house.ack(taken[1], taken[3])
+        await house.nack(taken[0], delay_ms=5_000)
+        await house.nack(taken[2], delay_ms=0)
+        await house.give_up(taken[4], reason="bad")
+        await house.pass_time(5_100)
+        await house.receive(1, lease_ms=60_000)
+        tables.append(table_of(house))
+        await house.close()
+
+    async def second_life(house: House) -> None:
+        tables.append(table_of(house))
+
+    in_house(first_life, second_life, between=without_snapshot)
+
+    assert tables[0] == tables[1]
+
+
+def table_of(house: House):
+    """Of each queue that was received from: how far, and what is unsettled."""
+    return {
+        queue.queue: (queue.slots.prefix, queue.slots.cursor, [slot[:4] for slot in queue.slots])
+        for leases in house.delivery.table
+        for queue in leases.queues
+        if queue.slots.cursor
+    }
+
+
+# --------------------------------------------------------------------------------------------------------------- retry
+
+
+def test_a_refused_message_comes_back_after_the_groups_wait_with_its_place_and_the_next_attempt():
+    async def life(house: House) -> None:
+        await house.send("a", "b", queue=SECOND)
+        a, b = await house.receive()
+        assert await house.nack(a) == [True]
+        await house.ack(b)
+        assert await house.position(SECOND) == 2
+        await house.pass_time(4_900)
+        assert await house.receive() == []
+
+        await house.pass_time(200)
+        (again,) = await house.receive()
+
+        assert named(again) == ("a", 2)
+        assert (again.message.queue, again.message.queue_offset) == (SECOND, 0)
+        assert again.message.body == b"a"
+        assert again.message.stored_at_ms > a.message.stored_at_ms
+        assert again.message.born_at_ms == a.message.born_at_ms
+        await house.nack(again, delay_ms=7_777)
+        await house.pass_time(7_700)
+        assert await house.receive() == []
+        await house.pass_time(100)
+        assert await house.names() == [("a", 3)]
+
+    in_house(life, given=rules(backoff_ms=(5_000, 60_000)), queues=2)
+
+
+def test_a_message_that_uses_up_its_attempts_goes_to_the_dead_letters_with_origin_and_reason():
+    async def life(house: House) -> None:
+        await house.send("a", "b", tag="paid")
+        a, _ = await house.receive()
+        await house.nack(a, reason="db down")
+        await house.pass_time(1_100)  # b's lease ends, a comes back
+        again = {one.message.message_id: one for one in await house.receive()}
+        assert {name: one.attempt for name, one in again.items()} == {"a": 2, "b": 2}
+        await house.nack(again["a"], reason="db still down")
+        await house.pass_time(1_100)
+
+        assert await house.receive() == []
+        dead = {one.message_id: one for one in await house.dead_letters()}
+        assert set(dead) == {"a", "b"}
+        assert dead["a"].system["__reason"] == "db still down"
+        assert dead["b"].system["__reason"] == "the lease of its last attempt ended"
+        for name, one in dead.items():
+            assert one.system["DLQ_ORIGIN_TOPIC"] == "orders"
+            assert one.system["RECONSUME_TIME"] == "2"
+            assert (one.body, one.tag) == (name.encode(), "paid")
+        assert await house.position() == 2
+
+    in_house(life, given=rules(max_attempts=2, backoff_ms=(1_000,)))
+
+
+def test_without_dead_letters_it_is_dropped_and_the_log_says_so():
+    async def life(house: House) -> None:
+        await house.send("a", "b", "c")
+        a, b, _ = await house.receive()
+        await house.nack(a)
+        await house.give_up(b)
+        await house.pass_time(1_100)
+
+        assert await house.receive() == []
+        assert await house.dead_letters() == []
+        assert [event.__struct_config__.tag for event in await events(house)] == [
+            "leased",
+            "discarded",
+            "discarded",
+            "discarded",
+        ]
+
+    in_house(life, given=rules(max_attempts=1, dead_letter=False))
+
+
+async def events(house: House):
+    return [read_event(one) for one in await house.store.read(LEASE_QUEUE, 0, **EVERYTHING)]
+
+
+def test_a_move_is_there_whole_or_not_at_all_wherever_the_power_goes():
+    """The message is either still lent here or waits for its retry, never both and never neither."""
+
+    async def first_life(house: House) -> None:
+        await house.send("a")
+        (one,) = await house.receive(lease_ms=1_000)
+        task = asyncio.ensure_future(house.nack(one, delay_ms=2_000))
+        await asyncio.wait({task}, timeout=house.world.randomness.random() * 0.01)
+
+    async def second_life(house: House) -> None:
+        await house.pass_time(1_100)
+        await house.pass_time(1_000)
+        got = await house.receive()
+        assert [one.message.message_id for one in got] == ["a"]
+        assert got[0].attempt in (1, 2)
+        await house.ack(*got)
+        await house.pass_time(5_000)
+        assert await house.receive() == []
+
+    for seed in range(10):
+        in_house(first_life, second_life, cuts_power=True, seed=seed)
+
+
+# -------------------------------------------------------------------------------------------------------- repeatable
+
+
+def test_the_same_attempt_again_gets_the_same_messages_under_the_same_leases():
+    async def life(house: House) -> None:
+        await house.send("a", "b", "c")
+
+        first, twin = await asyncio.gather(house.receive(2, attempt_id="x"), house.receive(2, attempt_id="x"))
+        again = await house.receive(2, attempt_id="x")
+
+        assert first == twin == again
+        assert await house.names(attempt_id="y") == [("c", 1)]
+        await house.ack(first[0])
+        assert await house.receive(2, attempt_id="x") == first[1:]
+        await house.ack(first[1])
+        assert await house.receive(2, attempt_id="x") == []
+
+    in_house(life)
+
+
+def test_an_attempt_is_known_after_kill_9():
+    kept: list[HandedOut] = []
+
+    async def first_life(house: House) -> None:
+        await house.send("a", "b")
+        kept.extend(await house.receive(1, lease_ms=60_000, attempt_id="x"))
+
+    async def second_life(house: House) -> None:
+        (again,) = await house.receive(1, attempt_id="x")
+        assert (again.handle, again.attempt, again.expires_at_ms) == (kept[0].handle, 1, kept[0].expires_at_ms)
+
+    in_house(first_life, second_life)
+
+
+# ----------------------------------------------------------------------------------------------------------- ordered
+
+
+def test_in_an_ordered_group_a_key_is_with_one_consumer_and_waits_for_its_retry():
+    async def life(house: House) -> None:
+        for name, key in [("a1", "a"), ("b1", "b"), ("a2", "a"), ("b2", "b"), ("a3", "a"), ("x1", None), ("x2", None)]:
+            await house.send(name, key=key)
+
+        first = await house.receive(1)
+        second = await house.receive(3)
+        assert [named(one) for one in first] == [("a1", 1)]
+        assert [named(one) for one in second] == [("b1", 1), ("b2", 1), ("x1", 1)]
+        assert await house.receive() == []
+        await house.nack(first[0], delay_ms=500)
+        assert await house.receive() == []  # its retry is waited for
+        await house.pass_time(600)
+        (retried,) = await house.receive(1)
+        assert named(retried) == ("a1", 2)
+        await house.ack(retried)
+        assert await house.names() == [("a2", 1), ("a3", 1)]
+        await house.ack(*second)
+        assert await house.names() == [("x2", 1)]
+
+    in_house(life, given=rules(ordered=True, lease_ms=60_000))
+
+
+def test_in_an_ordered_group_a_message_that_used_up_its_attempts_lets_its_key_go_on():
+    async def life(house: House) -> None:
+        await house.send("a1", "a2", "a3", key="a")
+        assert await house.names(1) == [("a1", 1)]
+        await house.pass_time(1_100)
+
+        assert [one.message_id for one in await house.dead_letters()] == ["a1"]
+        (second,) = await house.receive(1)
+        await house.give_up(second, reason="bad")
+        assert await house.names() == [("a3", 1)]
+
+    in_house(life, given=rules(ordered=True, max_attempts=1))
+
+
+def test_order_survives_kill_9_with_one_lent_one_passed_over_and_one_waiting():
+    kept: list[HandedOut] = []
+
+    async def first_life(house: House) -> None:
+        for name, key in [("a1", "a"), ("a2", "a"), ("b1", "b"), ("b2", "b"), ("c1", "c")]:
+            await house.send(name, key=key)
+        kept.extend(await house.receive(1))  # a1
+        kept.extend(await house.receive(1))  # b1, past a2
+        await house.nack(kept[1], delay_ms=5_000)
+        kept.extend(await house.receive(1))  # c1, past b2
+
+    async def second_life(house: House) -> None:
+        assert [named(one) for one in kept] == [("a1", 1), ("b1", 1), ("c1", 1)]
+        assert await house.receive() == []
+        assert await house.ack(kept[0], kept[2]) == [True, True]
+        assert await house.names() == [("a2", 1)]
+        await house.pass_time(5_100)
+        assert await house.names() == [("b1", 2), ("b2", 1)]
+
+    in_house(first_life, second_life, given=rules(ordered=True, lease_ms=60_000))
+
+
+def test_a_group_may_become_ordered_and_cease_to_be():
+    async def life(house: House) -> None:
+        await house.send("a1", "a2", "a3", "b1", key="a")
+        (a1,) = await house.receive(1)
+
+        house.rules = rules(ordered=True)
+        assert await house.receive() == []
+        house.rules = rules(ordered=False)
+        assert await house.names(1) == [("a2", 1)]
+        house.rules = rules(ordered=True)
+        await house.ack(a1)
+        assert await house.receive() == []
+
+    in_house(life)
+
+
+# ------------------------------------------------------------------------------------------------------------ filters
+
+
+def test_a_group_is_given_what_its_filter_lets_pass_and_its_offset_goes_on():
+    async def life(house: House) -> None:
+        for number in range(30):
+            await house.send(f"m{number}", tag="paid" if number % 10 == 0 else "created")
+
+        taken = await house.receive()
+
+        assert [named(one) for one in taken] == [("m0", 1), ("m10", 1), ("m20", 1)]
+        await house.ack(*taken)
+        assert await house.position() == 30
+
+    in_house(life, given=rules(subscriptions=(Subscription("orders", "tag", "paid"),)))
+
+
+def test_a_retry_is_not_filtered_again():
+    async def life(house: House) -> None:
+        await house.send("a", tag="paid")
+        await house.nack(*await house.receive(), delay_ms=100)
+        house.rules = rules(subscriptions=(Subscription("orders", "tag", "created"),))
+        await house.pass_time(200)
+
+        assert await house.names() == [("a", 2)]
+
+    in_house(life, given=rules(subscriptions=(Subscription("orders", "tag", "paid"),)))
+
+
+def test_an_answer_has_no_more_bytes_than_asked_for_but_always_a_message():
+    async def life(house: House) -> None:
+        await house.send("a" * 300, "b" * 300, "c" * 10)
+
+        assert [len(one.message.body) for one in await house.receive(max_bytes=100)] == [300]
+        assert [len(one.message.body) for one in await house.receive(max_bytes=310)] == [300, 10]
+
+    in_house(life)
+
+
+# --------------------------------------------------------------------------------------------------------- positions
+
+
+def test_a_group_that_starts_at_the_end_is_given_what_comes_after_it_was_made():
+    async def first_life(house: House) -> None:
+        house.rules = rules()
+        await house.send("old")
+        house.rules = rules(start=Start.LATEST)
+        await house.delivery.begin(GROUP, house.rules)
+        await house.send("new")
+
+    async def second_life(house: House) -> None:
+        house.rules = rules(start=Start.LATEST)
+        await house.delivery.begin(GROUP, house.rules)
+        assert await house.names() == [("new", 1)]
+
+    in_house(first_life, second_life)
+
+
+def test_a_reset_ends_leases_and_retries_and_attempts_start_at_one():
+    async def life(house: House) -> None:
+        await house.send("a", "b", "c", "d")
+        a, b, c, d = await house.receive(lease_ms=60_000)
+        await house.ack(a)
+        await house.nack(b, delay_ms=3_000)
+        await house.nack(c, delay_ms=100)
+        await house.pass_time(200)
+        (c2,) = await house.receive(lease_ms=60_000)
+        assert named(c2) == ("c", 2)
+
+        (move,) = await house.delivery.plan_reset(GROUP, {ORDERS: 0})
+        assert (move.from_offset, move.to_offset, move.affected) == (3, 0, 3)
+        await house.delivery.reset(GROUP, "orders", {ORDERS: 0})
+
+        assert await house.ack(d) == [False]
+        assert await house.ack(c2) == [False]
+        assert await house.names() == [("a", 1), ("b", 1), ("c", 1), ("d", 1)]
+        await house.pass_time(3_100)
+        assert ("b", 2) in [named(one) for one in await house.receive()]  # its lease ended; the retry of before is void
+        _, waiting = await house.delivery.lag(GROUP, house.rules)
+        assert waiting == 0
+
+    in_house(life)
+
+
+def test_a_reset_is_one_after_kill_9_too():
+    async def first_life(house: House) -> None:
+        await house.send("a", "b")
+        a, _ = await house.receive(lease_ms=60_000)
+        await house.nack(a, delay_ms=1_000)
+        await house.delivery.reset(GROUP, "orders", {ORDERS: 1})
+
+    async def second_life(house: House) -> None:
+        await house.pass_time(1_100)
+        assert await house.names() == [("b", 1)]
+
+    in_house(first_life, second_life)
+
+
+def test_an_offset_that_is_set_ends_the_leases_of_its_queue():
+    async def life(house: House) -> None:
+        await house.delivery.set_positions(GROUP, {ORDERS: 0})
+        await house.send("a", "b")
+        a, _ = await house.receive()
+
+        await house.delivery.set_positions(GROUP, {ORDERS: 1})
+
+        assert await house.ack(a) == [False]
+        assert await house.names() == [("b", 1)]
+
+    in_house(life)
+
+
+def test_a_group_that_is_made_again_begins_anew_without_the_retries_of_before():
+    async def life(house: House) -> None:
+        await house.send("a", "b")
+        a, b = await house.receive()
+        await house.nack(a, delay_ms=1_000)
+        await house.delivery.delete(GROUP)
+        assert await house.ack(b) == [False]
+
+        await house.pass_time(1_100)
+
+        assert await house.names() == [("a", 1), ("b", 1)]
+
+    in_house(life)
+
+
+def test_lag_counts_what_is_ready_leased_and_waiting():
+    async def life(house: House) -> None:
+        await house.send("a", "b", "c", "d")
+        a, _ = await house.receive(2)
+        await house.nack(a, delay_ms=1_000)
+        await asyncio.sleep(0.2)
+
+        assert house.rules is not None
+        (retries, orders), waiting = await house.delivery.lag(GROUP, house.rules)
+
+        assert (orders.offset, orders.end, orders.ready, orders.leased, orders.waiting) == (1, 4, 2, 1, 0)
+        assert orders.oldest_ready_ms is not None
+        assert house.now_ms - orders.oldest_ready_ms >= 200
+        assert (retries.ready, waiting) == (0, 1)
+        await house.pass_time(900)
+        (retries, orders), waiting = await house.delivery.lag(GROUP, house.rules)
+        assert (retries.ready, orders.ready, waiting) == (1, 3, 0)
+
+    in_house(life)
+
+
+# ------------------------------------------------------------------------------------------------------------- trouble
+
+
+def test_what_could_not_be_noted_is_not_lent_and_its_attempt_does_not_count():
+    async def life(house: House) -> None:
+        await house.send("a", "b")
+        house.delivery._journal.append = failing  # type: ignore[method-assign]
+        with pytest.raises(StorageFull):
+            await house.receive()
+        del house.delivery._journal.append  # type: ignore[attr-defined]
+
+        taken = await house.receive()
+
+        assert [named(one) for one in taken] == [("a", 1), ("b", 1)]
+
+    async def failing(*_: object, **__: object) -> None:
+        raise StorageFull
+
+    in_house(life)
+
+
+def test_a_thousand_who_wait_are_served_one_message_each():
+    async def life(house: House) -> None:
+        got: list[str] = []
+
+        async def consume() -> None:
+            while not (taken := await house.receive(1)):
+                assert house.rules is not None
+                request = Request(max_messages=1, max_bytes=1, lease_ms=1_000)
+                await house.delivery.wait(GROUP, house.rules, request, timeout_ms=60_000)
+            got.append(taken[0].message.message_id)
+
+        waiting = [asyncio.ensure_future(consume()) for _ in range(1_000)]
+        await asyncio.sleep(0.1)
+        names = [f"m{number}" for number in range(1_000)]
+        await house.send(*names[:10])
+        await house.send(*names[10:])
+        await asyncio.wait(waiting, timeout=30)
+
+        assert sorted(got) == sorted(names)
+        assert house.now_ms - 1_800_000_000_000 < 5_000, "nobody waited for his time to be up"
+        await house.delivery.drain()
+
+    in_house(life)
