@@ -14,7 +14,7 @@ from scheduler.schedule_service import ScheduleService
 from storage.files.simulated import SimulatedDisk
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
-from storage.message import ORDERING_KEY, QueueId, StoredMessage
+from storage.message import ORDERING_KEY, Durability, QueueId, StoredMessage
 from tests.support.builders import message
 from tests.support.simulation import ROOT, World
 
@@ -63,7 +63,8 @@ class House:
         """Messages whose id and body is their name."""
         system = {} if key is None else {ORDERING_KEY: key}
         await self.store.append(
-            [message(name.encode(), queue=queue, message_id=name, tag=tag, system=system) for name in names]
+            [message(name.encode(), queue=queue, message_id=name, tag=tag, system=system) for name in names],
+            durability=Durability.SYNCED,
         )
 
     async def receive(self, max_messages: int = 100, **fields: Any) -> list[HandedOut]:

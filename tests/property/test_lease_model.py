@@ -1,0 +1,325 @@
+"""Any sequence of sends, receives, acks, refusals, lapses, resets, kills and power cuts keeps what a plain model says.
+
+What is asked of every step: a message is with one consumer at a time; what was acknowledged never comes again; what was not
+comes again until it is; no count of attempts goes back; in an ordered group no key is overtaken; the committed offset is the
+settled prefix. At the end everything that is neither done nor dead is received, once each.
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from delivery.receive import HandedOut
+from storage.files.simulated import SimulatedDisk
+from storage.local.options import FlushPolicy, LocalStoreOptions
+from storage.message import QueueId
+from tests.support.delivery import GROUP, House, rules
+from tests.support.simulation import World
+
+QUEUES = [QueueId("orders", 0), QueueId("orders", 1)]
+LATE_MS = 40  # that a lease may still hold a message after its end: the wheel's steps, and the time that a call takes
+indexes = st.integers(0, 100)
+
+
+class Item:
+    """One message as its consumers see it. What a crash left unknown has a range instead of a number."""
+
+    def __init__(self, name: str, queue: QueueId, key: str | None) -> None:
+        self.name = name
+        self.queue = queue
+        self.key = key
+        self.attempts = 0  # answered hand-outs
+        self.more_attempts = 0  # that may have been made, unanswered
+        self.is_done = False
+        self.may_be_done = False
+        self.may_be_dead = False
+        self.held_until_ms = 0  # nobody is given it before
+        self.handle: HandedOut | None = None  # of the last hand-out
+
+    @property
+    def order_key(self) -> tuple[QueueId, str | None]:
+        return self.queue, self.key
+
+
+class LeaseMachine(RuleBasedStateMachine):
+    """Drives the groups over the embedded engine beside a dict of items."""
+
+    @initialize(
+        flush=st.sampled_from(FlushPolicy),
+        ordered=st.booleans(),
+        max_attempts=st.sampled_from([1, 3, 1_000]),
+        lease_ms=st.sampled_from([300, 2_000]),
+    )
+    def begin(self, flush: FlushPolicy, ordered: bool, max_attempts: int, lease_ms: int) -> None:
+        self.options = LocalStoreOptions(
+            index_slots=8,
+            index_file_entries=200,
+            segment_bytes=131_072,
+            flush=flush,
+            flush_interval_ms=50,
+            prepare_ahead_bytes=16_384,
+            queue_flush_interval_ms=100,
+            snapshot_interval_ms=300,
+        )
+        self.rules = rules(ordered=ordered, max_attempts=max_attempts, lease_ms=lease_ms, backoff_ms=(200, 1_000))
+        self.items: dict[str, Item] = {}
+        self.stale: list[HandedOut] = []
+        self.starts = 0
+        self.wall_ms = 1_800_000_000_000
+        self.disk = SimulatedDisk()
+        self._start()
+
+    def teardown(self) -> None:
+        if hasattr(self, "house"):
+            try:
+                self._drain()
+            finally:
+                self.world.end()
+
+    # ------------------------------------------------------------------------------------------------------------ rules
+
+    @rule(count=st.integers(1, 4), queue=st.sampled_from(QUEUES), key=st.sampled_from(["a", "b", None]))
+    def send(self, count: int, queue: QueueId, key: str | None) -> None:
+        names = [f"m{len(self.items) + number:03}" for number in range(count)]
+        self._call(self.house.send(*names, queue=queue, key=key))
+        self.items |= {name: Item(name, queue, key) for name in names}
+
+    @rule(max_messages=st.sampled_from([1, 2, 100]))
+    def receive(self, max_messages: int) -> None:
+        begun_ms = self.house.now_ms
+        self._note_received(self._call(self.house.receive(max_messages)), begun_ms)
+
+    @rule(at=indexes, count=st.integers(1, 3))
+    def ack(self, at: int, count: int) -> None:
+        held = self._held(at, count)
+        for item, accepted in zip(held, self._call(self.house.ack(*[self._handle(item) for item in held])), strict=True):
+            assert accepted, f"{item.name} was held and could not be acknowledged"
+            item.is_done = True
+
+    @rule(at=indexes, delay_ms=st.sampled_from([None, 0, 50, 1_500]))
+    def nack(self, at: int, delay_ms: int | None) -> None:
+        for item in self._held(at, 1):
+            assert self._call(self.house.nack(self._handle(item), delay_ms=delay_ms)) == [True]
+            self._lapse(item, 0)
+            wait_ms = self.rules.backoff_ms[min(item.attempts, 2) - 1] if delay_ms is None else delay_ms
+            if not item.is_done:
+                item.held_until_ms = self.house.now_ms + max(0, wait_ms - 10)
+
+    @rule(at=indexes)
+    def give_up(self, at: int) -> None:
+        for item in self._held(at, 1):
+            assert self._call(self.house.give_up(self._handle(item), reason="bad")) == [True]
+            item.is_done = item.may_be_dead = True
+
+    @rule(at=indexes, lease_ms=st.sampled_from([100, 5_000]))
+    def extend(self, at: int, lease_ms: int) -> None:
+        for item in self._held(at, 1):
+            until_ms = self._call(self.house.extend(self._handle(item), lease_ms))
+            assert until_ms is not None
+            item.held_until_ms = until_ms
+
+    @rule(at=indexes)
+    def settle_with_a_handle_of_before(self, at: int) -> None:
+        if self.stale:
+            handle = self.stale[at % len(self.stale)]
+            assert self._call(self.house.ack(handle)) == [False]
+            assert self._call(self.house.nack(handle)) == [False]
+            assert self._call(self.house.extend(handle, 1_000)) is None
+
+    @rule(ms=st.sampled_from([10, 150, 1_000, 6_000]))
+    def pass_time(self, ms: int) -> None:
+        self._call(self.house.pass_time(ms))
+
+    @rule(queue=st.sampled_from(QUEUES), to_end=st.booleans())
+    def reset(self, queue: QueueId, to_end: bool) -> None:
+        """Both queues: to their beginning, where everything comes again, or to their end, where nothing does."""
+        ends = {one: self._call(self.store.offsets(one)).end for one in QUEUES}
+        self._call(self.house.delivery.reset(GROUP, "orders", {one: ends[one] if to_end else 0 for one in QUEUES}))
+        dead = {one.message_id for one in self._call(self.house.dead_letters())}
+        for item in self.items.values():
+            if item.handle is not None:
+                self.stale.append(item.handle)
+            item.handle = None
+            item.attempts = item.more_attempts = item.held_until_ms = 0
+            item.is_done, item.may_be_done = to_end, False
+            item.may_be_dead |= item.name in dead
+
+    @rule()
+    def keep_a_snapshot(self) -> None:
+        self._call(self.house.delivery.save_snapshot())
+
+    @rule()
+    def kill(self) -> None:
+        self._restart(self.world.disk.after_kill)
+
+    @rule()
+    def close_and_restart(self) -> None:
+        self._call(self.house.close())
+        self._restart(self.world.disk.after_kill)
+
+    @rule()
+    def cut_the_power(self) -> None:
+        """It may take grants and extensions that nobody's acknowledgement made durable; their handles are worth nothing then."""
+        self._restart(lambda: self.world.disk.after_power_cut(self.world.randomness))
+        for item in self.items.values():
+            if item.handle is not None and not item.is_done:
+                item.attempts -= 1  # the same attempt may be made again
+                item.more_attempts += 1
+                item.handle = None
+                item.held_until_ms = 0
+
+    @rule(verb=st.sampled_from(["receive", "ack", "nack", "give_up"]), at=indexes, after_ms=st.integers(0, 8))
+    def kill_in_the_middle(self, verb: str, at: int, after_ms: int) -> None:
+        held = self._held(at, 2)
+
+        async def begin() -> None:
+            given = [self._handle(item) for item in held]
+            calls: dict[str, Awaitable[Any]] = {
+                "receive": self.house.receive(2),
+                "ack": self.house.ack(*given),
+                "nack": self.house.nack(*given, delay_ms=100),
+                "give_up": self.house.give_up(*given),
+            }
+            task = asyncio.ensure_future(calls.pop(verb))
+            for call in calls.values():
+                call.close()  # type: ignore[attr-defined]
+            await asyncio.wait({task}, timeout=after_ms / 1_000)
+
+        self._call(begin())
+        self._restart(self.world.disk.after_kill)
+        for item in self.items.values() if verb == "receive" else held:
+            if verb == "receive" and not item.is_done:
+                item.more_attempts += 1
+                item.may_be_dead |= item.attempts + item.more_attempts >= self.rules.max_attempts
+            elif verb != "receive":
+                item.may_be_done |= verb == "ack"
+                item.may_be_dead |= verb == "give_up" or item.attempts >= self.rules.max_attempts
+                self._forget(item)
+
+    # ------------------------------------------------------------------------------------------------------- invariants
+
+    @invariant()
+    def what_is_dead_may_be(self) -> None:
+        if not hasattr(self, "house"):
+            return
+        for one in self._call(self.house.dead_letters()):
+            item = self.items[one.message_id]
+            has_used_up = item.attempts + item.more_attempts >= self.rules.max_attempts
+            assert item.may_be_dead or has_used_up, f"{item.name} was given up after {item.attempts} attempts"
+            assert not item.is_done or item.may_be_dead or has_used_up
+
+    @invariant()
+    def the_committed_offset_is_not_past_what_is_unsettled(self) -> None:
+        """Of messages that never left their place; one that waits elsewhere for its retry is settled here."""
+        if not hasattr(self, "house"):
+            return
+        for queue in QUEUES:
+            position = self._call(self.house.position(queue)) or 0
+            mine = [item for item in self.items.values() if item.queue == queue]
+            for item in mine[:position]:
+                assert item.is_done or item.attempts + item.more_attempts > 0 or item.may_be_done, (
+                    f"{item.name} was passed over"
+                )
+
+    # ---------------------------------------------------------------------------------------------------------- helpers
+
+    def _note_received(self, received: list[HandedOut], begun_ms: int) -> None:
+        names = [one.message.message_id for one in received]
+        assert len(set(names)) == len(names), "twice in one answer"
+        for one in received:
+            item = self.items[one.message.message_id]
+            assert not item.is_done, f"{item.name} came again"
+            assert item.held_until_ms <= self.house.now_ms, f"{item.name} was lent twice"
+            assert item.attempts < one.attempt <= item.attempts + item.more_attempts + 1, (
+                f"attempt {one.attempt} of {item.name} after {item.attempts} and at most {item.more_attempts} more"
+            )
+            assert (one.message.queue, one.message.body) == (item.queue, item.name.encode())
+            if item.handle is not None:
+                self.stale.append(item.handle)
+        if self.rules.ordered:
+            self._check_order(names, begun_ms)
+        for one in received:
+            item = self.items[one.message.message_id]
+            item.attempts, item.more_attempts, item.may_be_done = one.attempt, 0, False
+            item.handle = one
+            item.held_until_ms = one.expires_at_ms
+
+    def _check_order(self, names: list[str], begun_ms: int) -> None:
+        """Whatever lies before it in its key is done, or in this answer too and before it."""
+        for number, name in enumerate(names):
+            item = self.items[name]
+            for other in self.items.values():
+                if other.order_key == item.order_key and other.name < name and not other.is_done:
+                    has_used_up = other.attempts + other.more_attempts >= self.rules.max_attempts
+                    is_gone = other.may_be_done or other.may_be_dead or has_used_up
+                    has_come = other.name in names[:number]
+                    assert has_come or is_gone, f"{name} came before {other.name}"
+
+    def _held(self, at: int, count: int) -> list[Item]:
+        """Some of those that a consumer surely holds now."""
+        held = [item for item in self.items.values() if self._is_held(item)]
+        at = at % len(held) if held else 0
+        return held[at : at + count]
+
+    def _is_held(self, item: Item) -> bool:
+        is_lent = item.handle is not None and not item.is_done and item.handle.expires_at_ms <= item.held_until_ms
+        return is_lent and self.house.now_ms + LATE_MS < item.held_until_ms
+
+    def _handle(self, item: Item) -> HandedOut:
+        assert item.handle is not None
+        return item.handle
+
+    def _lapse(self, item: Item, held_until_ms: int) -> None:
+        """It is with nobody any more."""
+        assert item.handle is not None
+        self.stale.append(item.handle)
+        item.handle = None
+        item.held_until_ms = held_until_ms
+        if item.attempts >= self.rules.max_attempts:
+            item.is_done = item.may_be_dead = True
+
+    def _forget(self, item: Item) -> None:
+        """What became of its lease is not known."""
+        item.handle = None
+        item.held_until_ms = 0
+
+    def _drain(self) -> None:
+        """Nothing is lost: what is not done comes, sooner or later."""
+        for _ in range(12):
+            self.pass_time(3_000)
+            received = self._call(self.house.receive())
+            self._note_received(received, self.house.now_ms)
+            for item, accepted in zip(
+                [self.items[one.message.message_id] for one in received], self._call(self.house.ack(*received)), strict=True
+            ):
+                assert accepted
+                item.is_done = True
+        dead = {one.message_id for one in self._call(self.house.dead_letters())}
+        lost = [item.name for item in self.items.values() if not (item.is_done or item.may_be_done or item.name in dead)]
+        assert lost == [], f"{lost} were lost"
+
+    def _call(self, call: Any) -> Any:
+        return self.world.call(call)
+
+    def _restart(self, next_disk: Any) -> None:
+        self.wall_ms = self.world.clock.wall_ms() + 1
+        self.world.end()
+        self.disk = next_disk()
+        self._start()
+
+    def _start(self) -> None:
+        self.starts += 1
+        self.world = World(self.disk, seed=self.starts, wall_ms=self.wall_ms)
+        self.store = self._call(self.world.open_store(self.options))
+        self.house = House(self.world, self.store, self.rules)
+        self._call(self.house.start(queues=len(QUEUES)))
+
+
+TestLeaseModel = LeaseMachine.TestCase
+TestLeaseModel.settings = settings(
+    max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), database=None
+)
