@@ -13,6 +13,7 @@ from starlette.routing import Match
 from app import openapi
 from app.admin import endpoints as admin
 from app.consume import endpoints as consume
+from app.dead_letters import endpoints as dead_letters
 from app.gateway import Gateway
 from app.groups import endpoints as groups
 from app.health import endpoints as health
@@ -23,6 +24,7 @@ from app.producer_groups import endpoints as producer_groups
 from app.requests import endpoints as requests
 from app.schedules import endpoints as schedules
 from app.settings import Settings
+from app.tasks import endpoints as tasks
 from app.testing import endpoints as testing
 from app.testing.controls import Controls
 from app.testing.faults import FaultSwitches, kill_this_process
@@ -31,7 +33,9 @@ from app.transactions import endpoints as transactions
 from app.wiring import Wiring
 from storage.clock import Clock
 
-RESOURCES = (topics, messages, transactions, schedules, producer_groups, groups, consume, requests, admin, health)
+RESOURCES = (
+    topics, messages, transactions, schedules, producer_groups, groups, consume, dead_letters, requests, tasks, admin, health,
+)  # fmt: skip
 
 DESCRIPTION = """
 Transactional messaging over plain HTTP. A message sent inside a transaction is held in escrow until the producer's own database
@@ -60,6 +64,8 @@ TAGS = [
         "name": "requests",
         "description": "Ask, and fetch the reply from anywhere; reply, and be done with the message in one step.",
     },
+    {"name": "dead_letters", "description": "What used up its attempts: look at it, send it once more, purge it."},
+    {"name": "tasks", "description": "What the service does with many messages, and how far it has come."},
     {"name": "offsets", "description": "Where consumer groups continue, and how far they are behind."},
     {"name": "admin", "description": "For operators: how the service is."},
 ]

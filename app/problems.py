@@ -85,6 +85,7 @@ CODES: dict[type[MessagingError], str] = {
     errors.TransactionConflict: "transaction_already_resolved",
     errors.CheckNotOpen: "check_not_open",
     errors.LeaseExpired: "lease_expired",
+    errors.UnknownTask: "task_not_found",
     errors.IdempotencyKeyReused: "idempotency_key_reused",
     errors.IdempotencyInProgress: "idempotency_in_progress",
     errors.UnavailableError: "overloaded",

@@ -137,7 +137,7 @@ class Wiring:
             "dispatch_lag": "ok",  # the queues are derived in the turn in which a message becomes visible
             "scheduler": next((failed[name] for name in _SCHEDULER_LOOPS if name in failed), "ok"),
             "requests": failed.get("requests") or failed.get("request_snapshots", "ok"),
-            "leases": failed.get("leases") or failed.get("lease_snapshots", "ok"),
+            "leases": next((failed[name] for name in ("leases", "redrive", "lease_snapshots") if name in failed), "ok"),
             "checker": failed.get("checkback", failed.get("webhooks", "ok")),
         }
         failing = {name: what for name, what in checks.items() if what != "ok"}
@@ -201,6 +201,7 @@ class Wiring:
             store,
             clock,
             SystemRandom(),
+            new_task_id=lambda: identifiers.new("task"),
             rules_of=consumer_groups.rules_of,
             withdrawn=requests,
         )
@@ -300,6 +301,7 @@ class Wiring:
             Ticker("leases", delivery.run_once, interval_ms=settings.delivery.sweep_interval_ms),
             Ticker("requests", time_out, interval_ms=settings.request.sweep_interval_ms),
             Ticker("request_snapshots", requests.save_snapshot, interval_ms=settings.request.snapshot_interval_ms),
+            Ticker("redrive", delivery.dead_letters.run_once, interval_ms=settings.delivery.sweep_interval_ms),
             Ticker("lease_snapshots", delivery.save_snapshot, interval_ms=settings.delivery.snapshot_interval_ms),
             Ticker("checkback", sweep, interval_ms=settings.txn.sweep_interval_ms),
             Ticker("webhooks", sender.run_once, interval_ms=settings.txn.sweep_interval_ms),

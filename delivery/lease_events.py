@@ -8,6 +8,7 @@ milliseconds; lengths of time stand beside them, so that a clock that was turned
 
 import msgspec
 
+from delivery.tasks import TaskState, Wanted
 from storage.formats.names import LEASE_TOPIC
 from storage.message import Message, QueueId
 
@@ -144,7 +145,45 @@ class Deleted(LeaseEvent, frozen=True, tag="deleted"):
     dead_letter_end: int
 
 
-AnyLeaseEvent = Leased | Acked | Extended | Expired | Returned | Retried | DeadLettered | Discarded | Reset | Deleted
+class Redriven(LeaseEvent, frozen=True, tag="redriven"):
+    """Dead letters that were sent to the group once more, in the same append. `offsets`: in the dead-letter topic."""
+
+    task_id: str
+    offsets: list[int]
+    message_ids: list[str]
+    waiting: dict[str, int]
+
+
+class Purged(LeaseEvent, frozen=True, tag="purged"):
+    """The dead letters before this offset are no longer kept for the group."""
+
+    before: int
+
+
+class TaskBegun(LeaseEvent, frozen=True, tag="task_begun"):
+    """Dead letters are to be redriven: those before `end` that are wanted."""
+
+    task_id: str
+    wanted: Wanted
+    end: int
+    total: int
+    begun_at_ms: int
+    reset_attempts: bool = True
+    rate_per_second: int | None = None
+    idempotency_key: str | None = None
+    fingerprint: str | None = None
+
+
+class TaskEnded(LeaseEvent, frozen=True, tag="task_ended"):
+    task_id: str
+    state: TaskState
+    ended_at_ms: int
+
+
+AnyLeaseEvent = (
+    Leased | Acked | Extended | Expired | Returned | Retried | DeadLettered | Discarded | Reset | Deleted
+    | Redriven | Purged | TaskBegun | TaskEnded
+)  # fmt: skip
 
 _decoder: msgspec.json.Decoder[AnyLeaseEvent] = msgspec.json.Decoder(AnyLeaseEvent)
 _encode = msgspec.json.Encoder().encode

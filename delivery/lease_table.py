@@ -17,6 +17,7 @@ from delivery.key_order import KeyOrder
 from delivery.lease_events import AnyLeaseEvent, Run
 from delivery.receipt import queue_hash
 from delivery.slots import QueueSlots, SlotsDump, State
+from delivery.tasks import Task, Tasks, TaskState
 from storage.formats import names
 from storage.message import QueueId
 
@@ -53,6 +54,31 @@ class Ended(NamedTuple):
     offset: int
     attempt: int
     lease: int
+
+
+class OffsetSet:
+    """Offsets of a queue: all below `prefix`, and some above."""
+
+    def __init__(self, prefix: int = 0, ahead: Iterable[int] = ()) -> None:
+        self.prefix = prefix
+        self.ahead = set(ahead)
+
+    def __contains__(self, offset: int) -> bool:
+        return offset < self.prefix or offset in self.ahead
+
+    def add(self, offset: int) -> None:
+        if offset >= self.prefix:
+            self.ahead.add(offset)
+            while self.prefix in self.ahead:
+                self.ahead.remove(self.prefix)
+                self.prefix += 1
+
+    def add_below(self, end: int) -> None:
+        if end > self.prefix:
+            self.prefix = end
+            ahead, self.ahead = self.ahead, set()
+            for offset in sorted(ahead):
+                self.add(offset)
 
 
 class QueueLeases:
@@ -154,7 +180,7 @@ class GroupLeases:
         self.void_before = 0
         self.void_before_of: dict[str, int] = {}
         self.retry_start = 0  # where the retry topic begins for this group
-        self.dead_letter_start = 0
+        self.dead_letters_gone = OffsetSet()  # redriven, purged, or those of an earlier group of the name
         self.waiting: dict[str, int] = {}  # messages put off for a retry, by topic
         self.attempts: OrderedDict[str, Attempt] = OrderedDict()
         self.turn = 0
@@ -235,8 +261,14 @@ class GroupLeases:
             self._apply_leased(event, now)
         elif isinstance(event, events.Retried):
             self._settle(event.runs)
-            for topic, count in event.waiting.items():
-                self.waiting[topic] = self.waiting.get(topic, 0) + count
+            self._note_waiting(event.waiting)
+        elif isinstance(event, events.Redriven):
+            if event.offsets[0] not in self.dead_letters_gone:
+                self._note_waiting(event.waiting)
+            for offset in event.offsets:
+                self.dead_letters_gone.add(offset)
+        elif isinstance(event, events.Purged):
+            self.dead_letters_gone.add_below(event.before)
         elif isinstance(event, events.Acked | events.DeadLettered | events.Discarded):
             self._settle(event.runs)
         elif isinstance(event, events.Expired):
@@ -250,6 +282,10 @@ class GroupLeases:
                     self.extend(queue, message.offset, now.monotonic(message.until_ms, message.lease_ms))
         elif isinstance(event, events.Reset):
             self._apply_reset(event)
+
+    def _note_waiting(self, waiting: dict[str, int]) -> None:
+        for topic, count in waiting.items():
+            self.waiting[topic] = self.waiting.get(topic, 0) + count
 
     def note_arrived(self, arrived: dict[str, int]) -> None:
         """So many retries of each topic have come to the retry topic and were met there."""
@@ -337,7 +373,7 @@ class GroupLeases:
             void_before=self.void_before,
             void_before_of=self.void_before_of,
             retry_start=self.retry_start,
-            dead_letter_start=self.dead_letter_start,
+            dead_letters_gone=(self.dead_letters_gone.prefix, list(self.dead_letters_gone.ahead)),
             waiting=self.waiting,
             attempts=list(self.attempts.items()),
             queues=[(queue.queue, queue.slots.dump()) for queue in self.queues],
@@ -351,7 +387,7 @@ class GroupLeases:
         group.void_before = dump.void_before
         group.void_before_of = dump.void_before_of
         group.retry_start = dump.retry_start
-        group.dead_letter_start = dump.dead_letter_start
+        group.dead_letters_gone = OffsetSet(*dump.dead_letters_gone)
         group.waiting = dump.waiting
         group.attempts = OrderedDict(dump.attempts)
         for queue, slots in dump.queues:
@@ -370,7 +406,7 @@ class GroupDump(msgspec.Struct, frozen=True, kw_only=True):
     void_before: int
     void_before_of: dict[str, int]
     retry_start: int
-    dead_letter_start: int
+    dead_letters_gone: tuple[int, list[int]]
     waiting: dict[str, int]
     attempts: list[tuple[str, Attempt]]
     queues: list[tuple[QueueId, SlotsDump]]
@@ -382,6 +418,7 @@ class TableDump(msgspec.Struct, frozen=True, kw_only=True):
     wall_ms: int
     monotonic_ms: int
     groups: list[GroupDump]
+    tasks: list[Task]
 
 
 class LeaseTable:
@@ -389,6 +426,7 @@ class LeaseTable:
 
     def __init__(self) -> None:
         self._groups: dict[str, GroupLeases] = {}
+        self.tasks = Tasks()
 
     def __iter__(self) -> Iterator[GroupLeases]:
         return iter(self._groups.values())
@@ -407,13 +445,32 @@ class LeaseTable:
         if isinstance(event, events.Deleted):
             anew = self._groups[event.group] = GroupLeases(event.group)
             anew.generation = anew.void_before = event.generation
-            anew.retry_start, anew.dead_letter_start = event.retry_end, event.dead_letter_end
+            anew.retry_start = event.retry_end
+            anew.dead_letters_gone = OffsetSet(event.dead_letter_end)
+            for task in self.tasks.running:
+                if task.group == event.group:
+                    self.tasks.end(task.task_id, TaskState.CANCELLED, now.wall_ms)
+        elif isinstance(event, events.TaskBegun):
+            self.tasks.add(Task(**{name: getattr(event, name) for name in event.__struct_fields__}))
+        elif isinstance(event, events.TaskEnded):
+            self.tasks.end(event.task_id, event.state, event.ended_at_ms)
         else:
+            if isinstance(event, events.Redriven):
+                self._note_redriven(event)
             self.group(event.group).apply(event, now)
+
+    def _note_redriven(self, event: events.Redriven) -> None:
+        """Told once more, it changes nothing: the dead letters have gone."""
+        task, gone = self.tasks.get(event.task_id), self.group(event.group).dead_letters_gone
+        if task is not None and event.offsets[0] not in gone:
+            task.note(event.message_ids, "redriven")
 
     def dump(self, now: Moment) -> TableDump:
         return TableDump(
-            wall_ms=now.wall_ms, monotonic_ms=now.monotonic_ms, groups=[group.dump() for group in self._groups.values()]
+            wall_ms=now.wall_ms,
+            monotonic_ms=now.monotonic_ms,
+            groups=[group.dump() for group in self._groups.values()],
+            tasks=list(self.tasks),
         )
 
     def load(self, dump: TableDump, now: Moment) -> None:
@@ -422,3 +479,5 @@ class LeaseTable:
         later_ms = now.monotonic_ms - dump.monotonic_ms - passed_ms
         for group in dump.groups:
             self._groups[group.group] = GroupLeases.load(group, now_ms=now.monotonic_ms, later_ms=later_ms)
+        for task in dump.tasks:
+            self.tasks.add(task)

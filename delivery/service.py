@@ -9,6 +9,7 @@ journal.py       the two, and snapshots               waiters.py    who waits fo
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+from delivery.dead_letters import DeadLetters
 from delivery.groups import GroupRules
 from delivery.journal import LeaseJournal
 from delivery.positions import Move, Positions, QueueLag
@@ -33,6 +34,7 @@ class Delivery:
         clock: Clock,
         randomness: Random,
         *,
+        new_task_id: Callable[[], str],
         rules_of: Callable[[str], GroupRules | None],
         withdrawn: Withdrawn = NOTHING_WITHDRAWN,
     ) -> None:
@@ -44,6 +46,7 @@ class Delivery:
         self._settling = Settling(self._journal, self._waiters)
         self._receiving = Receiving(self._journal, self._settling, self._waiters, randomness, withdrawn)
         self._positions = Positions(self._journal, self._receiving, self._waiters)
+        self.dead_letters = DeadLetters(self._journal, new_task_id)
         self.table = self._journal.table
 
     # ------------------------------------------------------------------------------------------------------ life cycle

@@ -174,6 +174,10 @@ class CheckNotOpen(RejectedError):
     """No check with this id is open."""
 
 
+class UnknownTask(RejectedError):
+    """The task does not exist."""
+
+
 class LeaseExpired(RejectedError):
     """The lease has ended; the message may be with somebody else by now."""
 

@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.http import until
 from tests.support.server import Server
 
 ROOT = Path(__file__).parents[2]
@@ -341,8 +342,9 @@ def consume(generated: Generated) -> None:
         refused = settle(generated, verb, third, status=207)
         assert refused.results[0].problem.code == "lease_expired"
 
+    redrive_and_purge(generated, topic)
     lag = generated.call("getGroupLag", "consumers", status=200)
-    assert (lag.messages_ready, lag.messages_leased, lag.messages_waiting) == (0, 2, 1)
+    assert (lag.messages_leased, lag.messages_waiting + lag.messages_ready) == (2, 2)
     (offset,) = generated.call("getOffsets", "consumers", status=200).items
     assert offset.offset == 3
     settle(generated, "ackMessages", fourth)
@@ -351,6 +353,24 @@ def consume(generated: Generated) -> None:
     assert generated.call("resetOffsets", "consumers", body=reset, status=200).messages_affected == 5
     generated.call("deleteGroup", "consumers", if_match='"1"', status=204)
     assert generated.call("getGroup", "consumers", status=404).code == "group_not_found"
+
+
+def redrive_and_purge(generated: Generated, topic: str) -> None:
+    (dead,) = generated.call("listDeadLetters", "consumers", page_size=10, status=200).items
+    assert (dead.origin_topic, dead.reason, dead.attempts, dead.message.queue_offset) == (topic, "bad schema", 1, 2)
+    assert generated.call("getDeadLetter", "consumers", dead.message.message_id, status=200) == dead
+    counted = generated.call("redriveDeadLetters", "consumers", body=generated.body("redriveDeadLetters"), status=200)
+    assert (counted.dry_run, counted.total) == (True, 1)
+    wanted = generated.model("RedriveInput", select="query", query={"topic": topic, "reason": "schema"})
+    begun = generated.call("redriveDeadLetters", "consumers", body=wanted, idempotency_key="once", status=202)
+    again = generated.call("redriveDeadLetters", "consumers", body=wanted, idempotency_key="once", status=202)
+    assert begun.task.task_id == again.task.task_id
+    until(lambda: generated.call("getTask", begun.task.task_id, status=200).state == "done", "the task is done")
+    (task,) = generated.call("listTasks", group="consumers", state="done", status=200).items
+    assert [(one.message_id, one.result) for one in task.results] == [(dead.message.message_id, "redriven")]
+    assert generated.call("cancelTask", task.task_id, status=200) == task
+    assert generated.call("getDeadLetter", "consumers", dead.message.message_id, status=404).code == "message_not_found"
+    assert generated.call("purgeDeadLetters", "consumers", status=200).purged == 0
 
 
 def settle(generated: Generated, verb: str, handle: str, *, status: int = 200, **fields: Any) -> Any:

@@ -126,8 +126,9 @@ def test_every_operation_answers_as_its_document_says_whatever_is_sent(server, d
     existing = {
         **EXISTING,
         "transaction_id": begin_some(server, operation_id),
-        "message_id": [send_one(server)["message_id"]],
         "request_id": [ask_one(server)["request_id"] for _ in range(OPEN_SCHEDULES)],
+        "message_id": [dead_letter_one(server)],
+        "task_id": [begin_task(server)],
         "schedule_id": [
             *[send_one(server, delay_ms=3_600_000)["schedule_id"] for _ in range(OPEN_SCHEDULES)],
             *[make_cron(server) for _ in range(OPEN_SCHEDULES)],
@@ -200,6 +201,27 @@ def ask_one(server: Server) -> dict[str, Any]:
         body = {"message": {"payload": "x"}, "timeout_ms": 3_600_000}
         request: dict[str, Any] = ok(api.post("/v1/topics/orders/requests", json=body), 202)
         return request
+
+
+def dead_letter_one(server: Server) -> str:
+    """A message that the group has given up; its id."""
+    with server.client() as api:
+        sent = send_one(server)["message_id"]
+        while True:
+            given = ok(api.post("/v1/groups/billing/receive", json={"max_messages": 1_000, "wait_ms": 1_000}))["messages"]
+            assert given
+            for message in given:
+                verb = "dead-letter" if message["message_id"] == sent else "ack"
+                ok(api.post(f"/v1/groups/billing/{verb}", json={"entries": [{"receipt_handle": message["receipt_handle"]}]}))
+            if sent in [message["message_id"] for message in given]:
+                return sent
+
+
+def begin_task(server: Server) -> str:
+    """A task that may run or have ended; its id."""
+    with server.client() as api:
+        redrive = {"select": "ids", "message_ids": ["msg_nobody"]}
+        return ok(api.post("/v1/groups/billing/dead-letters/redrive", json=redrive), 202)["task"]["task_id"]
 
 
 def begin_some(server: Server, operation_id: str) -> list[str]:

@@ -163,7 +163,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule()
     def cut_the_power(self) -> None:
-        """It may take grants and extensions that nobody's acknowledgement made durable; their handles are worth nothing then."""
+        """It may take grants and extensions that nothing later made durable; their handles are worth nothing then."""
         self._restart(lambda: self.world.disk.after_power_cut(self.world.randomness))
         for item in self.items.values():
             if item.handle is not None and not item.is_done:

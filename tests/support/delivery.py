@@ -41,7 +41,7 @@ class House:
             store,
             world.clock,
             world.randomness,
-            new_schedule_id=lambda: world.identifiers.new("sch"),
+            new_task_id=lambda: world.identifiers.new("task"),
             rules_of=lambda group: self.rules if group == GROUP else None,
         )
 
@@ -98,11 +98,16 @@ class House:
     async def extend(self, one: HandedOut, lease_ms: int) -> int | None:
         return (await self.delivery.extend(GROUP, [(one.handle, lease_ms)]))[0]
 
+    async def sleep(self, ms: int) -> None:
+        """Let so much time pass, and nothing be swept."""
+        await asyncio.sleep(ms / 1000)
+
     async def pass_time(self, ms: int) -> None:
         """Let so much time pass, then do what is due."""
-        await asyncio.sleep(ms / 1000)
+        await self.sleep(ms)
         await self.schedules.run_once(self.now_ms)
         await self.delivery.run_once()
+        await self.delivery.dead_letters.run_once()
 
     async def dead_letters(self) -> list[StoredMessage]:
         return await self.store.read(QueueId(f"%DLQ%{GROUP}", 0), 0, **EVERYTHING)

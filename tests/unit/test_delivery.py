@@ -56,7 +56,7 @@ def test_a_late_acknowledgement_is_refused_even_before_anybody_else_has_the_mess
     async def life(house: House) -> None:
         await house.send("a")
         (first,) = await house.receive()
-        await asyncio.sleep(1.001)
+        await house.sleep(1_001)
 
         assert await house.ack(first) == [False]
         await house.pass_time(100)
@@ -618,7 +618,7 @@ def test_lag_counts_what_is_ready_leased_and_waiting():
         await house.send("a", "b", "c", "d")
         a, _ = await house.receive(2)
         await house.nack(a, delay_ms=1_000)
-        await asyncio.sleep(0.2)
+        await house.sleep(200)
 
         assert house.rules is not None
         (retries, orders), waiting = await house.delivery.lag(GROUP, house.rules)
@@ -667,7 +667,7 @@ def test_a_thousand_who_wait_are_served_one_message_each():
             got.append(taken[0].message.message_id)
 
         waiting = [asyncio.ensure_future(consume()) for _ in range(1_000)]
-        await asyncio.sleep(0.1)
+        await house.sleep(100)
         names = [f"m{number}" for number in range(1_000)]
         await house.send(*names[:10])
         await house.send(*names[10:])

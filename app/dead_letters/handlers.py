@@ -1,0 +1,104 @@
+"""Dead letters over HTTP: list, look at, redrive, purge."""
+
+from hashlib import sha256
+
+import msgspec
+from msgspec import UNSET
+
+from app import codec, pages
+from app.dead_letters.schemas import (
+    DeadLetter,
+    DeadLetterPage,
+    ListDeadLettersQuery,
+    PurgeResult,
+    RedriveInput,
+    RedriveResult,
+)
+from app.exchange import Call, Reply, reply
+from app.messages.pull import message_view
+from app.messages.schemas import MessageQuery, PayloadForm
+from app.problems import Refusal, invalid_field
+from app.services import Services
+from app.tasks.handlers import view as task_view
+from delivery import retry_message
+from delivery.dead_letters import Redrive
+from delivery.tasks import Wanted
+from storage.message import StoredMessage
+
+_decoder = msgspec.json.Decoder(RedriveInput)
+
+
+async def list_(services: Services, call: Call, group: str) -> Reply:
+    services.consumer_groups.get(group)
+    query = call.parameters(ListDeadLettersQuery)
+    begin = 0 if query.page_token is UNSET else pages.decode_number_token("dead_letters", query.page_token)
+    found = await services.delivery.dead_letters.slice(group, begin, query.page_size + 1)
+    page = DeadLetterPage(items=[_view(message, query.payload) for message in found[: query.page_size]])
+    if len(found) > query.page_size:
+        page.next_page_token = pages.encode_token("dead_letters", str(found[query.page_size].queue_offset))
+    return reply(200, page)
+
+
+async def get(services: Services, call: Call, group: str, message_id: str) -> Reply:
+    services.consumer_groups.get(group)
+    query = call.parameters(MessageQuery)
+    found = await services.delivery.dead_letters.find(group, message_id)
+    if found is None:
+        raise Refusal("message_not_found", f"message {message_id[:100]} is no dead letter of group {group}")
+    return reply(200, _view(found, query.payload))
+
+
+async def purge(services: Services, _: Call, group: str) -> Reply:
+    services.consumer_groups.get(group)
+    return reply(200, PurgeResult(purged=await services.delivery.dead_letters.purge(group)))
+
+
+async def redrive(services: Services, call: Call, group: str) -> Reply:
+    services.consumer_groups.get(group)
+    given = call.decode(_decoder)
+    wanted = _wanted(given)
+    if given.dry_run:
+        return reply(200, RedriveResult(dry_run=True, total=await services.delivery.dead_letters.count(group, wanted)))
+    request = Redrive(
+        wanted=wanted,
+        reset_attempts=given.reset_attempts,
+        rate_per_second=given.rate_per_second or None,
+        idempotency_key=call.idempotency_key,
+        fingerprint=sha256(call.body).hexdigest(),
+    )
+    task, is_replay = await services.delivery.dead_letters.redrive(group, request)
+    headers = {"Location": f"/v1/tasks/{task.task_id}"} | ({"Idempotency-Replayed": "true"} if is_replay else {})
+    return reply(202, RedriveResult(dry_run=False, total=task.total, task=task_view(task)), headers)
+
+
+def _wanted(given: RedriveInput) -> Wanted:
+    """Raises Refusal."""
+    for field, goes_with in (("query", "query"), ("message_ids", "ids")):
+        is_given = getattr(given, field) is not UNSET
+        if is_given != (given.select == goes_with):
+            code, verb = ("not_allowed", "goes") if is_given else ("missing", "is needed")
+            raise invalid_field(f"/{field}", code, f"{field} {verb} with select={goes_with}")
+    if given.message_ids is not UNSET:
+        return Wanted(message_ids=frozenset(given.message_ids))
+    if given.query is UNSET:
+        return Wanted()
+    query = given.query
+    return Wanted(
+        topic=query.topic or None,
+        key=query.key or None,
+        tag=query.tag or None,
+        reason=query.reason or None,
+        from_ms=None if query.from_ is UNSET else codec.parse_time(query.from_, "/query/from"),
+        to_ms=None if query.to is UNSET else codec.parse_time(query.to, "/query/to"),
+    )
+
+
+def _view(message: StoredMessage, form: PayloadForm) -> DeadLetter:
+    delivered = retry_message.as_delivered(message)
+    return DeadLetter(
+        message=message_view(delivered, form),
+        origin_topic=delivered.queue.topic,
+        reason=retry_message.reason_of(message) or "it used up its attempts",
+        attempts=retry_message.attempts_of(message),
+        dead_lettered_at=codec.rfc3339(message.stored_at_ms),
+    )

@@ -1,0 +1,1 @@
+"""Tasks: what the service does with many messages."""

@@ -1,0 +1,260 @@
+"""Dead letters of a group: look at them, send them to the group once more, purge them.
+
+They lie in the group's dead-letter topic; which of them have gone from the list stands in the table of leases. A redrive is one
+append of messages to the retry topic and the event that takes them from the list: a message is in one of the two, always.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+import structlog
+
+from delivery import retry_message
+from delivery.journal import LeaseJournal
+from delivery.lease_events import Purged, Redriven, TaskBegun, TaskEnded
+from delivery.lease_table import OffsetSet
+from delivery.tasks import Task, TaskState, Wanted
+from storage.errors import CorruptRecord, IdempotencyKeyReused, StorageFull, UnavailableError, UnknownTask, UnknownTopic
+from storage.message import Durability, StoredMessage
+from storage.store import KeyLookup
+
+_READ_MESSAGES = 256
+_READ_BYTES = 1 << 20
+_MOST_IN_A_TURN = 4_096  # messages of one task, so that others get their turn
+_BURST_MS = 1_000  # what a task with a rate may catch up
+
+log = structlog.get_logger()
+
+
+class Redrive(NamedTuple):
+    """What to redrive, and how."""
+
+    wanted: Wanted
+    reset_attempts: bool = True
+    rate_per_second: int | None = None
+    idempotency_key: str | None = None
+    fingerprint: str | None = None
+
+
+class _Progress:
+    """Of a running task, in this life of the process."""
+
+    def __init__(self, begin: int, now_ms: int) -> None:
+        self.at = begin
+        self.allowance = 0.0
+        self.counted_ms = now_ms
+
+
+class DeadLetters:
+    """The event loop's."""
+
+    def __init__(self, journal: LeaseJournal, new_task_id: Callable[[], str]) -> None:
+        self._journal = journal
+        self._store = journal.store
+        self._clock = journal.clock
+        self._new_task_id = new_task_id
+        self._progress: dict[str, _Progress] = {}
+        self._changing = asyncio.Lock()
+
+    # --------------------------------------------------------------------------------------------------------- reading
+
+    async def slice(self, group: str, begin: int, count: int) -> list[StoredMessage]:
+        """So many of them from this place on, oldest first."""
+        found: list[StoredMessage] = []
+        async for message in self._messages(group, begin):
+            found.append(message)
+            if len(found) == count:
+                break
+        return found
+
+    async def find(self, group: str, message_id: str) -> StoredMessage | None:
+        queue, gone = retry_message.dead_letter_queue(group), self._gone(group)
+        if isinstance(self._store, KeyLookup):
+            copies = await self._store.find_messages(message_id, topics=[queue.topic], by_id=True, max_messages=1_000)
+            return next((copy for copy in copies if copy.queue_offset not in gone), None)
+        async for message in self._messages(group, 0):
+            if message.message_id == message_id:
+                return message
+        return None
+
+    async def count(self, group: str, wanted: Wanted) -> int:
+        """How many are wanted."""
+        gone = self._gone(group)
+        if wanted.is_everything:
+            bounds = await self._store.offsets(retry_message.dead_letter_queue(group))
+            return max(0, bounds.end - max(gone.prefix, bounds.first) - len(gone.ahead))
+        count = 0
+        async for message in self._messages(group, 0):
+            count += _is_wanted(wanted, message)
+        return count
+
+    # --------------------------------------------------------------------------------------------------------- changes
+
+    async def purge(self, group: str) -> int:
+        """Keep none of them for the group; how many that were. Durable on return. They stay in the log as long as it does."""
+        async with self._changing:
+            count = await self.count(group, Wanted())
+            bounds = await self._store.offsets(retry_message.dead_letter_queue(group))
+            await self._journal.append([], [Purged(group=group, before=bounds.end)], Durability.SYNCED)
+        return count
+
+    async def redrive(self, group: str, given: Redrive) -> tuple[Task, bool]:
+        """(the task that does it, was it begun before by the same request). Raises IdempotencyKeyReused."""
+        tasks = self._journal.table.tasks
+        async with self._changing:
+            if given.idempotency_key is not None:
+                known = tasks.by_key(group, given.idempotency_key)
+                if known is not None and known.fingerprint != given.fingerprint:
+                    raise IdempotencyKeyReused
+                if known is not None:
+                    return known, True
+            event = TaskBegun(
+                group=group,
+                task_id=self._new_task_id(),
+                wanted=given.wanted,
+                end=(await self._store.offsets(retry_message.dead_letter_queue(group))).end,
+                total=await self.count(group, given.wanted),
+                begun_at_ms=self._clock.wall_ms(),
+                reset_attempts=given.reset_attempts,
+                rate_per_second=given.rate_per_second,
+                idempotency_key=given.idempotency_key,
+                fingerprint=given.fingerprint,
+            )
+            await self._journal.append([], [event], Durability.SYNCED)
+        return self.task(event.task_id), False
+
+    def task(self, task_id: str) -> Task:
+        """Raises UnknownTask."""
+        task = self._journal.table.tasks.get(task_id)
+        if task is None:
+            raise UnknownTask(f"task {task_id[:200]} does not exist")
+        return task
+
+    async def cancel(self, task_id: str) -> Task:
+        """It does nothing more; what it has done stays done. One that has ended stays as it is. Raises UnknownTask."""
+        async with self._changing:
+            task = self.task(task_id)
+            if task.state is TaskState.RUNNING:
+                await self._end(task, TaskState.CANCELLED)
+                self._progress.pop(task_id, None)
+        return task
+
+    async def run_once(self) -> int:
+        """Go on with the tasks; how many messages were redriven."""
+        count = 0
+        for task in self._journal.table.tasks.running:
+            with suppress(UnavailableError, StorageFull):  # then it goes on later
+                count += await self._journal.uncancelled(self._go_on(task))
+        return count
+
+    async def _go_on(self, task: Task) -> int:
+        now_ms = self._clock.monotonic_ms()
+        progress = self._progress.setdefault(task.task_id, _Progress(self._gone(task.group).prefix, now_ms))
+        left = _allowed(task, progress, now_ms)
+        count = 0
+        async with self._changing:
+            while task.state is TaskState.RUNNING and count < left:
+                messages = await self._read(task, progress, min(_READ_MESSAGES, left - count))
+                if messages:
+                    await self._append(task, messages)
+                    count += len(messages)
+                elif progress.at >= task.end:
+                    await self._end(task, TaskState.DONE)
+                    del self._progress[task.task_id]
+        progress.allowance -= count
+        return count
+
+    async def _read(self, task: Task, progress: _Progress, count: int) -> list[StoredMessage]:
+        """The next ones that are wanted, if there are some in the next piece of the topic."""
+        gone = self._gone(task.group)
+        found: list[StoredMessage] = []
+        queue = retry_message.dead_letter_queue(task.group)
+        progress.at = max(progress.at, (await self._store.offsets(queue)).first)
+        if progress.at >= task.end:
+            return found
+        try:
+            messages = await self._store.read(queue, progress.at, max_messages=_READ_MESSAGES, max_bytes=_READ_BYTES)
+        except CorruptRecord as damage:
+            log.error("dead_letter_damaged", queue=str(queue), queue_offset=progress.at, reason=str(damage))
+            progress.at += 1
+            return found
+        for message in messages:
+            if message.queue_offset >= task.end or len(found) == count:
+                break
+            progress.at = message.queue_offset + 1
+            if message.queue_offset not in gone and _is_wanted(task.wanted, message):
+                found.append(message)
+        return found
+
+    async def _append(self, task: Task, messages: list[StoredMessage]) -> None:
+        generation = self._journal.table.group(task.group).generation
+        waiting: dict[str, int] = {}
+        copies = []
+        for message in messages:
+            attempts = 0 if task.reset_attempts else retry_message.attempts_of(message)
+            copies.append(retry_message.retry_copy(message, task.group, attempts=attempts, generation=generation))
+            topic = retry_message.origin_of(message).queue.topic
+            waiting[topic] = waiting.get(topic, 0) + 1
+        event = Redriven(
+            group=task.group,
+            task_id=task.task_id,
+            offsets=[message.queue_offset for message in messages],
+            message_ids=[message.message_id for message in messages],
+            waiting=waiting,
+        )
+        await self._journal.append(copies, [event], Durability.SYNCED)
+
+    async def _end(self, task: Task, state: TaskState) -> None:
+        event = TaskEnded(group=task.group, task_id=task.task_id, state=state, ended_at_ms=self._clock.wall_ms())
+        await self._journal.append([], [event], Durability.SYNCED)
+
+    # --------------------------------------------------------------------------------------------------------- helpers
+
+    def _gone(self, group: str) -> OffsetSet:
+        return self._journal.table.group(group).dead_letters_gone
+
+    async def _messages(self, group: str, begin: int) -> AsyncIterator[StoredMessage]:
+        """Those that are in the list."""
+        queue, gone = retry_message.dead_letter_queue(group), self._gone(group)
+        try:
+            bounds = await self._store.offsets(queue)
+        except UnknownTopic:
+            return
+        at = max(begin, gone.prefix, bounds.first)
+        while at < bounds.end:
+            try:
+                messages = await self._store.read(queue, at, max_messages=_READ_MESSAGES, max_bytes=_READ_BYTES)
+            except CorruptRecord as damage:
+                log.error("dead_letter_damaged", queue=str(queue), queue_offset=at, reason=str(damage))
+                messages = []
+            for message in messages:
+                if message.queue_offset not in gone:
+                    yield message
+            at += max(1, len(messages))
+            await asyncio.sleep(0)
+
+
+def _allowed(task: Task, progress: _Progress, now_ms: int) -> int:
+    """How many messages it may redrive now."""
+    if task.rate_per_second is None:
+        progress.allowance = _MOST_IN_A_TURN
+    else:
+        passed_ms = min(now_ms - progress.counted_ms, _BURST_MS)
+        progress.allowance += task.rate_per_second * passed_ms / 1_000
+    progress.counted_ms = now_ms
+    return min(_MOST_IN_A_TURN, int(progress.allowance))
+
+
+def _is_wanted(wanted: Wanted, message: StoredMessage) -> bool:
+    stored_ms, reason = message.stored_at_ms, retry_message.reason_of(message) or ""
+    return (
+        (wanted.message_ids is None or message.message_id in wanted.message_ids)
+        and (wanted.topic is None or retry_message.origin_of(message).queue.topic == wanted.topic)
+        and (wanted.key is None or message.key == wanted.key)
+        and (wanted.tag is None or message.tag == wanted.tag)
+        and (wanted.reason is None or wanted.reason in reason)
+        and (wanted.from_ms is None or stored_ms >= wanted.from_ms)
+        and (wanted.to_ms is None or stored_ms <= wanted.to_ms)
+    )

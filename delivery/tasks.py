@@ -1,0 +1,100 @@
+"""What the service was told to do with many messages, and how far it has come. Pure.
+
+One kind so far: dead letters are redriven. A task is derived from the lease events: it goes on after a restart where it was.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from enum import StrEnum
+
+import msgspec
+
+_ENDED_KEPT = 1_000
+RESULTS_KEPT = 1_000  # of one task
+
+
+class TaskState(StrEnum):
+    RUNNING = "running"
+    DONE = "done"
+    CANCELLED = "cancelled"
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which dead letters: what is said must all hold; nothing said is all of them. Times are wall milliseconds."""
+
+    message_ids: frozenset[str] | None = None
+    topic: str | None = None
+    key: str | None = None
+    tag: str | None = None
+    reason: str | None = None  # a part of it
+    from_ms: int | None = None
+    to_ms: int | None = None
+
+    @property
+    def is_everything(self) -> bool:
+        return self == _EVERYTHING
+
+
+_EVERYTHING = Wanted()
+
+
+class Task(msgspec.Struct, kw_only=True):
+    """`end`: dead letters from there on came later. `results`: (message id, what became of it), the first ones."""
+
+    task_id: str
+    group: str
+    wanted: Wanted
+    end: int
+    total: int
+    begun_at_ms: int
+    reset_attempts: bool
+    rate_per_second: int | None
+    idempotency_key: str | None
+    fingerprint: str | None
+    state: TaskState = TaskState.RUNNING
+    redriven: int = 0
+    results: list[tuple[str, str]] = []
+    ended_at_ms: int | None = None
+
+    def note(self, message_ids: list[str], what: str) -> None:
+        self.redriven += len(message_ids)
+        self.results += [(message_id, what) for message_id in message_ids[: RESULTS_KEPT - len(self.results)]]
+
+
+class Tasks:
+    """The running ones, and the last that ended."""
+
+    def __init__(self) -> None:
+        self._tasks: OrderedDict[str, Task] = OrderedDict()
+        self._by_key: dict[tuple[str, str], str] = {}
+
+    def __iter__(self) -> Iterator[Task]:
+        """In the order in which they were begun."""
+        return iter(list(self._tasks.values()))
+
+    def get(self, task_id: str) -> Task | None:
+        return self._tasks.get(task_id)
+
+    def by_key(self, group: str, idempotency_key: str) -> Task | None:
+        return self._tasks.get(self._by_key.get((group, idempotency_key), ""))
+
+    @property
+    def running(self) -> list[Task]:
+        return [task for task in self._tasks.values() if task.state is TaskState.RUNNING]
+
+    def add(self, task: Task) -> None:
+        if task.task_id in self._tasks:
+            return
+        self._tasks[task.task_id] = task
+        if task.idempotency_key is not None:
+            self._by_key[task.group, task.idempotency_key] = task.task_id
+
+    def end(self, task_id: str, state: TaskState, ended_at_ms: int) -> None:
+        task = self._tasks.get(task_id)
+        if task is not None and task.state is TaskState.RUNNING:
+            task.state, task.ended_at_ms = state, ended_at_ms
+        ended = [one for one in self._tasks.values() if one.state is not TaskState.RUNNING]
+        for one in ended[: max(0, len(ended) - _ENDED_KEPT)]:
+            del self._tasks[one.task_id]
+            if one.idempotency_key is not None:
+                self._by_key.pop((one.group, one.idempotency_key), None)
