@@ -117,7 +117,6 @@ class House:
 
     async def close(self) -> None:
         await self.delivery.drain()
-        await self.schedules.save_snapshot()
         await self.delivery.save_snapshot()
         await self.store.aclose()
 
