@@ -55,6 +55,22 @@ class Handles:
                 if not handle.users:
                     handle.file.close()
 
+    @contextmanager
+    def use_open(self, path: PurePath) -> Iterator[File | None]:
+        """None where it is not open: to open it may wait for the disk."""
+        with self._lock:
+            handle = self._handles.get(path)
+            if handle is not None:
+                handle.users += 1
+        if handle is None:
+            yield None
+            return
+        try:
+            yield handle.file
+        finally:
+            with self._lock:
+                handle.users -= 1
+
     def close(self) -> None:
         with self._lock:
             for handle in self._handles.values():

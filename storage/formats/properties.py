@@ -95,11 +95,11 @@ def keys(raw: bytes) -> list[str]:
 
 def split(properties: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """(the sender's own, the reserved ones)."""
-    own: dict[str, str] = {}
-    reserved: dict[str, str] = {}
-    for name, value in properties.items():
-        (reserved if is_reserved(name) else own)[name] = value
-    return own, reserved
+    # As `is_reserved`, in one go: it is asked of every property of every message that is read.
+    own = {name: value for name, value in properties.items() if name not in ROCKETMQ_RESERVED and name[:2] != "__"}
+    if not own:
+        return own, dict(properties)
+    return own, {name: value for name, value in properties.items() if name not in own}
 
 
 assert is_reserved(ORDERING_KEY)

@@ -180,10 +180,12 @@ def _property_string(message: Message) -> bytes:
         (properties.MESSAGE_ID, message.message_id),
         (properties.KEYS, message.key or ""),
         (properties.TAGS, message.tag or ""),
+        *message.system.items(),
     ]
-    items += message.system.items()
-    items += message.properties.items()
-    items.append((properties.EMPTY, ",".join([name for name, value in message.properties.items() if not value])))
+    own = message.properties
+    if own:
+        items += own.items()
+        items.append((properties.EMPTY, ",".join([name for name, value in own.items() if not value])))
     return properties.encode(items)
 
 

@@ -15,7 +15,7 @@ from storage.formats import scan, unit
 from storage.formats.record import DamagedRecord, Record
 
 _HOT_BYTES = 32 << 20  # behind the writer, the mapping is in memory: it has just been stored into
-_VERIFY_WINDOW = 1 << 20
+_VERIFY_WINDOW = 1 << 14  # of a unit at first: most are small, and who reads what lies scattered verifies each
 _MAX_VERIFIED_RANGES = 100_000
 
 
@@ -37,26 +37,19 @@ class CommitLog:
         Raises CorruptRecord.
         """
         if offset >= self.trusted_from and offset >= self.written_end - _HOT_BYTES:
-            return self.decode(self.segments.read_mapped(offset, length), offset, length)
+            return self._decode(self.segments.read_mapped(offset, length), offset, length)
         if offset < self.trusted_from and not self._verified.covers(offset):
             return None
         raw = self.segments.read_cached(offset, length)
-        return None if raw is None else self.decode(raw, offset, length)
+        return None if raw is None else self._decode(raw, offset, length)
 
     def read(self, offset: int, length: int) -> Record:
         """The record that lies there. May wait for the disk. Raises CorruptRecord."""
         raw = self.segments.read(offset, length)
-        record = self.decode(raw, offset, length)
+        record = self._decode(raw, offset, length)
         if offset < self.trusted_from and not self._verified.covers(offset):
             self._verify(record, offset)
         return record
-
-    def fetch(self, offset: int, length: int) -> bytes:
-        """The bytes of the record that lies there, for `decode`. May wait for the disk. Raises CorruptRecord."""
-        raw = self.segments.read(offset, length)
-        if offset < self.trusted_from and not self._verified.covers(offset):
-            self._verify(self.decode(raw, offset, length), offset)
-        return raw
 
     def read_at(self, offset: int) -> Record | None:
         """The record that begins there, where the caller does not know its length; None where none does."""
@@ -68,8 +61,7 @@ class CommitLog:
         except IndexError:  # its segment was dropped meanwhile
             return None
 
-    def decode(self, raw: bytes, offset: int, length: int) -> Record:
-        """The record that these bytes of the log are. Raises CorruptRecord."""
+    def _decode(self, raw: bytes, offset: int, length: int) -> Record:
         try:
             record = records.decode(raw)
         except DamagedRecord as damage:

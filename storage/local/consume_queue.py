@@ -4,7 +4,8 @@ New entries are kept in memory until the derive lane has written them; only entr
 so the files never say more than the log. The owner's thread owns the tables, the derive lane writes files, the read lane reads.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -165,6 +166,7 @@ class QueueFiles:
     def __init__(self, vfs: Vfs, directory: PurePath, *, entries_per_file: int, max_open: int, scratch: PurePath) -> None:
         self._vfs = vfs
         self._directory = directory
+        self._entries_per_file = entries_per_file
         self._file_bytes = entries_per_file * ENTRY_BYTES
         self._scratch = scratch
         self._handles = Handles(vfs, limit=max_open)
@@ -185,6 +187,19 @@ class QueueFiles:
         with self._handles.use(path) as file:
             raw = file.read(at, length)
         return list(queue_entry.decode_all(raw[: len(raw) // ENTRY_BYTES * ENTRY_BYTES]))
+
+    def read_now(self, queue: ConsumeQueue, queue_offsets: Iterable[int]) -> list[QueueEntry | None]:
+        """The entry at each of these offsets; None where the disk must be asked."""
+        found: list[QueueEntry | None] = []
+        for file_number, in_file in groupby(queue_offsets, key=lambda queue_offset: queue_offset // self._entries_per_file):
+            with self._handles.use_open(self._path(queue.id, file_number)) as file:
+                for queue_offset in in_file:
+                    recent = queue.recent(queue_offset, 1)
+                    if recent is None and file is not None:
+                        raw = file.read_cached(queue_offset * ENTRY_BYTES % self._file_bytes, ENTRY_BYTES)
+                        recent = None if raw is None else [queue_entry.decode(raw)]
+                    found.append(recent[0] if recent else None)
+        return found
 
     def first_at(self, queue: ConsumeQueue, log_offset: int) -> int:
         """The first of the queue's messages that lies at or behind this place in the log, or its end; the read lane's."""
@@ -244,6 +259,8 @@ class QueueFiles:
                 file.write(0, queue_entry.FILLER * fillers)
 
     def _place(self, queue: QueueId, queue_offset: int) -> tuple[PurePath, int]:
-        address = queue_offset * ENTRY_BYTES
-        at = address % self._file_bytes
-        return self._directory / queue.topic / str(queue.number) / names.file_name(address - at), at
+        file_number, number = divmod(queue_offset, self._entries_per_file)
+        return self._path(queue, file_number), number * ENTRY_BYTES
+
+    def _path(self, queue: QueueId, file_number: int) -> PurePath:
+        return self._directory / queue.topic / str(queue.number) / names.file_name(file_number * self._file_bytes)

@@ -6,6 +6,8 @@ The event loop on which it is opened owns it; every method is called there.
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import groupby, takewhile
+from operator import itemgetter
 from pathlib import PurePath
 from typing import Literal, NamedTuple, TypeVar
 
@@ -58,7 +60,7 @@ from storage.store import ANY_LABEL, LAST_MS, DiskUsage, DueCounts, DuePage, Put
 
 _PUT_BACK_TOGETHER = 1_000  # offsets
 _SEARCH_STEPS = 1_000  # records that a search looks at in one go
-_DECODED_AT_ONCE = 32  # records; about a millisecond
+_READ_AT_ONCE = 32  # messages; about a millisecond
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -355,16 +357,23 @@ class LocalMessageStore:
     async def read_each(
         self, places: Sequence[tuple[QueueId, int]], *, max_bytes: int
     ) -> list[StoredMessage | RejectedError | CorruptRecord]:
-        """ScatteredReads. One wait for the read lane; then decoded a few at a time, so that others get their turn."""
+        """ScatteredReads. A few at a time from memory, so that others get their turn; the rest in one go in the read lane."""
         self._check_readable()
-        asked = [self._asked(queue, queue_offset) for queue, queue_offset in places]
-        fetched = await self._in_lane(Lane.READ, lambda: self._fetch_each(asked, max_bytes))
-        found: list[StoredMessage | RejectedError | CorruptRecord] = []
-        for one in fetched:
-            found.append(self._opened(one) if isinstance(one, _Fetched) else one)
-            if len(found) % _DECODED_AT_ONCE == 0:
-                await asyncio.sleep(0)
-        return found
+        found: list[StoredMessage | RejectedError | CorruptRecord | None] = []
+        for begin in range(0, len(places), _READ_AT_ONCE):
+            for queue, same_queue in groupby(places[begin : begin + _READ_AT_ONCE], key=itemgetter(0)):
+                found += self._read_each_now(queue, [queue_offset for _, queue_offset in same_queue])
+            max_bytes -= sum([len(one.body) for one in found[begin:] if isinstance(one, StoredMessage)])
+            if max_bytes <= 0:
+                break
+            await asyncio.sleep(0)
+        waiting = [number for number, one in enumerate(found) if one is None]
+        if waiting:
+            asked = [places[number] for number in waiting]
+            fetched = await self._in_lane(Lane.READ, lambda: self._read_each_waiting(asked, max(1, max_bytes)))
+            for number, one in zip(waiting, fetched, strict=False):
+                found[number] = one
+        return list(takewhile(lambda one: one is not None, found))  # type: ignore[arg-type]
 
     async def read_tagged(
         self,
@@ -465,51 +474,51 @@ class LocalMessageStore:
             raise OffsetBeyondEnd(requested=queue_offset, available=found.bounds)
         return found
 
-    def _asked(self, queue: QueueId, queue_offset: int) -> "_Asked | RejectedError":
-        """A place where there is a message, or why there is none."""
+    def _read_each_now(
+        self, queue: QueueId, queue_offsets: Sequence[int]
+    ) -> list[StoredMessage | RejectedError | CorruptRecord | None]:
+        """What memory holds, or why there is none; None where a file must be asked."""
+        found: list[StoredMessage | RejectedError | CorruptRecord | None] = []
         try:
-            found = self._readable(queue, queue_offset)
+            consume_queue = self._queue(queue)
         except RejectedError as refused:
-            return refused
-        if queue_offset == found.end:
-            return OffsetBeyondEnd(requested=queue_offset, available=found.bounds)
-        return _Asked(found, queue_offset)
-
-    def _fetch_each(
-        self, asked: Sequence["_Asked | RejectedError"], max_bytes: int
-    ) -> list["_Fetched | RejectedError | CorruptRecord"]:
-        """The read lane's: the bytes of each record."""
-        fetched: list[_Fetched | RejectedError | CorruptRecord] = []
-        while len(fetched) < len(asked) and max_bytes > 0:
-            first = asked[len(fetched)]
-            if isinstance(first, RejectedError):
-                fetched.append(first)
-                continue
-            run = _neighbours(first, asked[len(fetched) :])
+            return [refused] * len(queue_offsets)
+        entries = self._files.queue_files.read_now(consume_queue, queue_offsets)
+        for queue_offset, entry in zip(queue_offsets, entries, strict=True):
             try:
-                entries = self._entries(*first, len(run))
-            except OffsetExpired as expired:
-                fetched.append(expired)
-                continue
-            for one, entry in zip(run, entries, strict=False):
-                try:
-                    fetched.append(_Fetched(one, entry, self._log.fetch(entry.physical_offset, entry.record_bytes)))
-                except CorruptRecord as damage:
-                    fetched.append(damage)
-                except IndexError:  # its segment was dropped meanwhile
-                    fetched.append(OffsetExpired(requested=one.queue_offset, available=one.queue.bounds))
-                max_bytes -= entry.record_bytes
-                if max_bytes <= 0:
-                    break
-        return fetched
+                self._check_message_at(consume_queue, queue_offset)
+                record = None if entry is None else self._log.read_now(entry.physical_offset, entry.record_bytes)
+                found.append(None if record is None else self._checked(record, consume_queue, queue_offset))
+            except (RejectedError, CorruptRecord) as error:
+                found.append(error)
+        return found
 
-    def _opened(self, fetched: "_Fetched") -> StoredMessage | CorruptRecord:
-        asked, entry, raw = fetched
-        try:
-            record = self._log.decode(raw, entry.physical_offset, entry.record_bytes)
-            return self._checked(record, asked.queue, asked.queue_offset)
-        except CorruptRecord as damage:
-            return damage
+    def _read_each_waiting(
+        self, places: Sequence[tuple[QueueId, int]], max_bytes: int
+    ) -> list[StoredMessage | RejectedError | CorruptRecord]:
+        """The read lane's: messages that are there, of the first ones as many as these bytes allow, at least one."""
+        found: list[StoredMessage | RejectedError | CorruptRecord] = []
+        for queue, queue_offset in places:
+            consume_queue = self._queue(queue)
+            try:
+                entry = self._entries(consume_queue, queue_offset, 1)[0]
+                max_bytes -= entry.record_bytes
+                record = self._log.read(entry.physical_offset, entry.record_bytes)
+                found.append(self._checked(record, consume_queue, queue_offset))
+            except (OffsetExpired, CorruptRecord) as error:
+                found.append(error)
+            except IndexError:  # its segment was dropped meanwhile
+                found.append(OffsetExpired(requested=queue_offset, available=consume_queue.bounds))
+            if max_bytes <= 0:
+                break
+        return found
+
+    def _check_message_at(self, queue: ConsumeQueue, queue_offset: int) -> None:
+        """Raises OffsetExpired, OffsetBeyondEnd."""
+        if queue_offset < queue.first:
+            raise OffsetExpired(requested=queue_offset, available=queue.bounds)
+        if queue_offset >= queue.end:
+            raise OffsetBeyondEnd(requested=queue_offset, available=queue.bounds)
 
     async def _fill(self, page: "_Page", queue: ConsumeQueue, count: int) -> None:
         """With what is wanted of so many messages."""
@@ -703,31 +712,6 @@ class LocalMessageStore:
 
     async def _in_lane(self, lane: Lane, job: Callable[[], T]) -> T:
         return await _in_lane(self._runner, lane, job)
-
-
-class _Asked(NamedTuple):
-    """A message that is asked for."""
-
-    queue: ConsumeQueue
-    queue_offset: int
-
-
-class _Fetched(NamedTuple):
-    """Its bytes, not yet decoded."""
-
-    asked: _Asked
-    entry: QueueEntry
-    raw: bytes
-
-
-def _neighbours(first: _Asked, asked: Sequence[_Asked | RejectedError]) -> list[_Asked]:
-    """The first ones, as long as each follows on the one before it in the queue: their entries lie together."""
-    run: list[_Asked] = []
-    for number, one in enumerate(asked):
-        if isinstance(one, RejectedError) or one != (first.queue, first.queue_offset + number):
-            break
-        run.append(one)
-    return run
 
 
 class _Page:
