@@ -12,12 +12,15 @@ from enum import Enum
 from random import Random
 from typing import Any
 
+from scheduler.schedule_service import ScheduleService
 from storage.errors import TransactionConflict
 from storage.files.simulated import SimulatedDisk
 from storage.formats.names import file_name
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.message import Appended, Durability, Message, QueueId, StoredMessage
+from tests.fault import delayed
+from tests.fault.delayed import Delayed
 from tests.support.check_pass import transactions_by_check_pass
 from tests.support.simulation import ROOT, World
 from txn.begin import Begin
@@ -69,8 +72,10 @@ class Memory:
     """What the outside world knows; it outlives every crash."""
 
     policy: FlushPolicy
+    delays: bool = True  # are messages delayed, too? They make a chain take nearly twice as long
     sent: list[Sent] = field(default_factory=list)
     txns: list[Txn] = field(default_factory=list)
+    delayed: list[Delayed] = field(default_factory=list)
     offsets: dict[QueueId, tuple[int, set[int]]] = field(default_factory=dict)  # acknowledged, and tried since
     served: dict[tuple[QueueId, int], tuple[str, bytes]] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)  # ids of messages that a start did not have any more
@@ -99,7 +104,8 @@ class Outcome:
 def run_chain(seed: int, lives: int) -> Outcome:
     """So many lives from one seed."""
     randomness = Random(seed)
-    memory = Memory(policy=randomness.choice([FlushPolicy.BEFORE_ACK, FlushPolicy.BEFORE_ACK, FlushPolicy.INTERVAL]))
+    policy = randomness.choice([FlushPolicy.BEFORE_ACK, FlushPolicy.BEFORE_ACK, FlushPolicy.INTERVAL])
+    memory = Memory(policy, delays=seed % 2 == 0)
     options = _options(randomness, memory.policy)
     disk = SimulatedDisk()
     outcome = Outcome()
@@ -173,7 +179,7 @@ async def live(
 
     `pause`: how long an actor rests at most between two rounds, in seconds.
     """
-    store, coordinator = await _open(world, options, memory)
+    store, coordinator, schedules = await _open(world, options, memory)
     randomness = world.randomness
     actors: list[Callable[[], Awaitable[None]]] = [
         lambda: _send(world, store, memory),
@@ -184,6 +190,12 @@ async def live(
         lambda: _commit_offset(world, store, memory),
         lambda: _keep(coordinator),
     ]
+    if memory.delays:
+        actors += [
+            lambda: delayed.put_off(world, store, _message(world, memory), memory.delayed, memory.note),
+            lambda: delayed.change(world, schedules, memory.delayed, memory.note),
+            lambda: delayed.sweep(world, schedules),
+        ]
 
     async def act(actor: Callable[[], Awaitable[None]]) -> None:
         for _ in range(randomness.randrange(1, 8) if rounds is None else rounds):
@@ -197,14 +209,16 @@ async def live(
         await store.aclose()
 
 
-async def _open(world: World, options: LocalStoreOptions, memory: Memory) -> tuple[LocalMessageStore, TransactionCoordinator]:
+async def _open(
+    world: World, options: LocalStoreOptions, memory: Memory
+) -> tuple[LocalMessageStore, TransactionCoordinator, ScheduleService]:
     store = await world.open_store(options)
     _expect_zeros_behind(world.disk, store, options, memory)  # at once: in a moment the preparer writes zeros there itself
     for topic, count in TOPICS.items():
         await store.create_topic(topic, queue_count=count)
     coordinator = TransactionCoordinator(store, world.clock, world.identifiers, TransactionOptions())
     await coordinator.start()
-    return store, coordinator
+    return store, coordinator, await delayed.open_schedules(world, store)
 
 
 def _message(world: World, memory: Memory, **fields: object) -> Message:
@@ -322,7 +336,7 @@ async def _keep(coordinator: TransactionCoordinator) -> None:
 
 async def verify(world: World, options: LocalStoreOptions, memory: Memory, end: End) -> None:
     """Open the store again, read everything, and ask every promise."""
-    store, coordinator = await _open(world, options, memory)
+    store, coordinator, schedules = await _open(world, options, memory)
     found: dict[str, StoredMessage] = {}
     for queue in QUEUES:
         await _read_queue(store, queue, memory, found)
@@ -335,6 +349,7 @@ async def verify(world: World, options: LocalStoreOptions, memory: Memory, end: 
     await _expect_check_pass_agrees(store, coordinator, memory)
     known = {message.message_id: message.body for sent in memory.sent for message in sent.messages}
     known |= {message.message_id: message.body for txn in memory.txns for message in txn.messages}
+    known |= {one.message.message_id: one.message.body for one in memory.delayed}
     for message in found.values():
         memory.expect(known.get(message.message_id) == message.body, f"{message.message_id} was never sent so")
         memory.expect(message.message_id not in memory.gone, f"{message.message_id} was gone, and is back")
@@ -348,12 +363,19 @@ async def verify(world: World, options: LocalStoreOptions, memory: Memory, end: 
         allowed = {acknowledged, *tried}
         memory.expect((-1 if kept is None else kept) in allowed, f"committed offset of {queue} is {kept}, not in {allowed}")
         memory.offsets[queue] = (-1 if kept is None else kept, set())
+    if memory.delays:
+        await delayed.sweep(world, schedules)
+        found = {}
+        for queue in QUEUES:
+            await _read_queue(store, queue, memory, found)
+        memory.problems += await delayed.expect_delayed(schedules, memory.delayed, found, survives=survives)
     await _expect_begin_is_repeatable(world, coordinator, memory)
 
 
 def _still_open(memory: Memory) -> set[str]:
-    """Messages of transactions may still come."""
-    return {message.message_id for txn in memory.txns if txn.decided is None for message in txn.messages}
+    """Messages of transactions may still come, and those that wait."""
+    undecided = {message.message_id for txn in memory.txns if txn.decided is None for message in txn.messages}
+    return undecided | {one.message.message_id for one in memory.delayed}
 
 
 async def _read_queue(store: LocalMessageStore, queue: QueueId, memory: Memory, found: dict[str, StoredMessage]) -> None:

@@ -125,7 +125,7 @@ def run(directory: Path, cycles: int, seed: int) -> tuple[int, int, list[str]]:
         memory = slots.read()  # type: ignore[assignment]
         if status or memory.problems:
             return kills, answered, [f"cycle {cycle}: {text}" for text in memory.problems or ["the start failed"]]
-        told = sum(len(sent.messages) for sent in memory.sent if sent.places)
+        told = sum(len(sent.messages) for sent in memory.sent if sent.places) + sum(bool(one.place) for one in memory.delayed)
         answered += told - before
         before = told
     return kills, answered, []
