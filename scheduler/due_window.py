@@ -26,6 +26,7 @@ class DueWindow:
         self.begin_ms = _FIRST_MS
         self.end = before(_FIRST_MS)
         self.overdue_after = before(_FIRST_MS)
+        self.later_ms: int | None = None  # the index has nothing behind the end that is due before that; None: nothing at all
 
     def __len__(self) -> int:
         return len(self._open)
@@ -45,10 +46,14 @@ class DueWindow:
         return 2 * self.room >= self._max_entries
 
     def next_due_ms(self) -> int | None:
-        """Of what is in memory."""
+        """When something is due next, overdue ones apart: exactly, where it is in memory, and else not before that."""
+        first = self._first()
+        return self.later_ms if first is None else first.due_ms
+
+    def _first(self) -> DueEntry | None:
         while self._heap and not self.is_waiting(self._heap[0]):
             heapq.heappop(self._heap)
-        return self._heap[0].due_ms if self._heap else None
+        return self._heap[0] if self._heap else None
 
     def is_waiting(self, entry: DueEntry) -> bool:
         return self._open.get(entry.place) == entry
@@ -62,17 +67,19 @@ class DueWindow:
                 self._rewind(entry)
             elif entry <= self.end:
                 self._add(entry)
+            else:
+                self._note_later(entry.due_ms)
         for entry in taken:
             if self.is_waiting(entry):
                 del self._open[entry.place]
         if len(self._open) > self._max_entries:
             self._shrink()
 
-    def extend(self, entries: Iterable[DueEntry], end: DueEntry) -> None:
-        """All that the index has behind the end of the window, up to a new end."""
+    def extend(self, entries: Iterable[DueEntry], end: DueEntry, *, later_ms: int | None) -> None:
+        """All that the index has behind the end of the window, up to a new end, and when what lies behind that is due."""
         for entry in entries:
             self._add(entry)
-        self.end = end
+        self.end, self.later_ms = end, later_ms
 
     def clear(self) -> None:
         """The index is made anew."""
@@ -80,6 +87,7 @@ class DueWindow:
         self._heap.clear()
         self.end = before(self.begin_ms)
         self.overdue_after = before(_FIRST_MS)
+        self.later_ms = None
 
     # ------------------------------------------------------------------------------------------------- as time goes on
 
@@ -89,10 +97,10 @@ class DueWindow:
             return
         if not self.has_overdue:
             self.overdue_after = before(begin_ms)
-        while (due_ms := self.next_due_ms()) is not None and due_ms < begin_ms:
-            entry = heapq.heappop(self._heap)
-            del self._open[entry.place]
-            self._rewind(entry)
+        while (first := self._first()) is not None and first.due_ms < begin_ms:
+            heapq.heappop(self._heap)
+            del self._open[first.place]
+            self._rewind(first)
         if self.end < before(begin_ms):
             # What lies between was never in memory: it is overdue too.
             self.overdue_after = min(self.overdue_after, self.end)
@@ -102,7 +110,7 @@ class DueWindow:
     def take(self, now_ms: int, *, max_entries: int) -> list[DueEntry]:
         """What is due, the earliest first. Each comes once; `put_back` what could not be delivered."""
         taken: list[DueEntry] = []
-        while len(taken) < max_entries and (due_ms := self.next_due_ms()) is not None and due_ms <= now_ms:
+        while len(taken) < max_entries and (first := self._first()) is not None and first.due_ms <= now_ms:
             taken.append(heapq.heappop(self._heap))
         return taken
 
@@ -134,7 +142,12 @@ class DueWindow:
         for entry in left:
             del self._open[entry.place]
         self._heap = kept
-        self.end = min([self.end, *(before_entry(entry) for entry in left[:1])])
+        for entry in left[:1]:
+            self.end = min(self.end, before_entry(entry))
+            self._note_later(entry.due_ms)
+
+    def _note_later(self, due_ms: int) -> None:
+        self.later_ms = due_ms if self.later_ms is None else min(self.later_ms, due_ms)
 
     def _rewind(self, entry: DueEntry) -> None:
         """The backlog is to be read from this entry on, at the latest."""

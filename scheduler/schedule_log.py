@@ -21,7 +21,7 @@ from scheduler.scheduled_message import LEVEL_COUNT, TIMER_QUEUE
 from storage.clock import Clock
 from storage.errors import CorruptRecord, NotSupportedByEngine, UnknownTopic
 from storage.formats.delay_levels import SCHEDULE_TOPIC
-from storage.message import Appended, DueEntry, Durability, Message, QueueId, StoredMessage
+from storage.message import NEVER_MS, Appended, DueEntry, Durability, Message, QueueId, StoredMessage
 from storage.store import ANY_LABEL, DueCounts, DueIndex, DuePage, MessageStore, SyncedPosition
 
 T = TypeVar("T")
@@ -161,8 +161,13 @@ class ScheduleLog:
                 return False
             until_ms = now_ms + self._near_ms
             page = await self._index.read_due(window.end, until_ms=until_ms, max_entries=window.room)
-            window.extend(page.entries, page.end or before(until_ms))
-            return page.end is not None
+            if page.end is not None:
+                window.extend(page.entries, page.end, later_ms=page.end.due_ms)
+                return True
+            end = before(until_ms)
+            behind = await self._index.read_due(end, until_ms=NEVER_MS, max_entries=1)
+            window.extend(page.entries, end, later_ms=behind.entries[0].due_ms if behind.entries else None)
+            return False
 
         while await self._exclusively(fill):
             pass

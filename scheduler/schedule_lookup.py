@@ -5,7 +5,7 @@ which name hundreds of messages each: what is in the index of times no more, and
 """
 
 import heapq
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -23,7 +23,7 @@ from storage.store import ANY_LABEL, LAST_MS, KeyLookup, MessageStore, read_each
 _DELAY_TOPICS = (SCHEDULE_TOPIC, TIMER_QUEUE.topic)
 _LARGEST = (1 << 31) - 1
 _READ_BYTES = 8 << 20
-_MOST_WAITS = 1_000  # of one message: its delay, and its retries for every group
+_FOUND_AT_ONCE = 4
 _LOOKED_AT = 8  # pages of the index that one list reads; the engine says how long one is
 
 
@@ -73,9 +73,7 @@ class ScheduleLookup:
             if last is not None:
                 return Schedule(schedule_id, "", "", last.entry)
         for message_id in scheduled_message.message_ids_by(schedule_id) if _is_readable(schedule_id) else ():
-            for message in await self._lookup.find_messages(
-                message_id, topics=_DELAY_TOPICS, by_id=True, max_messages=_MOST_WAITS
-            ):
+            async for message in self._waiting_messages(message_id):
                 if scheduled_message.schedule_id_of(message) == schedule_id:
                     return as_made(message)
         raise UnknownSchedule(f"schedule {schedule_id[:200]} does not exist")
@@ -104,6 +102,16 @@ class ScheduleLookup:
         """Of the message that counts; what was changed before it was put back, it says itself."""
         last = await self._last_change(made.schedule_id)
         return last if last is not None and last.entry.place == made.entry.place else None
+
+    async def _waiting_messages(self, message_id: str) -> AsyncIterator[StoredMessage]:
+        """All that were ever put off under this id, newest first: the message itself, and its retries."""
+        older_than: int | None = None
+        while found := await self._lookup.find_messages(
+            message_id, topics=_DELAY_TOPICS, by_id=True, older_than=older_than, max_messages=_FOUND_AT_ONCE
+        ):
+            for message in found:
+                yield message
+            older_than = found[-1].log_offset
 
     async def _last_change(self, schedule_id: str) -> Change | None:
         for message in await self._lookup.find_messages(schedule_id, topics=[MARK_QUEUE.topic], max_messages=1):

@@ -16,7 +16,7 @@ def a_window(*entries: DueEntry, begin_ms: int = 0, end_ms: int = 1_000, max_ent
     window = DueWindow(max_entries=max_entries)
     window.advance(begin_ms)
     window.overdue_after = before(begin_ms)  # the index has been asked, and had nothing
-    window.extend(entries, before(end_ms))
+    window.extend(entries, before(end_ms), later_ms=None)
     return window
 
 
@@ -152,11 +152,15 @@ def test_whatever_happens_everything_is_in_memory_or_where_the_index_is_read_fro
         elif step < 0.75 and window.has_room:
             behind = sorted(entry for entry in index if entry > window.end and entry.due_ms < now_ms + 30)
             found = behind[: window.room]
-            window.extend(found, found[-1] if len(found) < len(behind) else before(max(now_ms + 30, window.end.due_ms)))
+            is_all = len(found) == len(behind)
+            end = before(max(now_ms + 30, window.end.due_ms)) if is_all else found[-1]
+            window.extend(found, end, later_ms=min([entry.due_ms for entry in index if entry > end], default=None))
         elif step < 0.9:
             in_flight += window.take(now_ms, max_entries=2)
         elif in_flight:
             window.put_back(in_flight.pop())
+        unknown = [entry.due_ms for entry in index - set(in_flight) if entry > window.end]
+        assert not unknown or (window.later_ms is not None and window.later_ms <= min(unknown))
         for entry in index - set(in_flight):
             is_overdue = window.overdue_after < entry and entry.due_ms < window.begin_ms
             assert is_overdue or entry > window.end or window.is_waiting(entry), entry
