@@ -67,7 +67,7 @@ TAGS = [
     {"name": "dead_letters", "description": "What used up its attempts: look at it, send it once more, purge it."},
     {"name": "tasks", "description": "What the service does with many messages, and how far it has come."},
     {"name": "offsets", "description": "Where consumer groups continue, and how far they are behind."},
-    {"name": "admin", "description": "For operators: how the service is."},
+    {"name": "admin", "description": "How the service is: its loops, its store, its disk."},
 ]
 
 

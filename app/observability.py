@@ -14,7 +14,9 @@ from typing import TextIO, cast
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from scheduler.loops import LoopReport
 
 _LATENCY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
@@ -120,6 +122,10 @@ class Metrics:
         if event == "fired":
             self.lateness.observe(late_ms / 1000)
 
+    def watch_loops(self, reports: Callable[[], Iterable[LoopReport]]) -> None:
+        """How the loops are, read when somebody scrapes."""
+        self.registry.register(_ReadLoops(reports))
+
     def watch(self, gauges: Callable[[], Iterable[tuple[str, str, float]]]) -> None:
         """Values read when somebody scrapes: (name, help, value)."""
         self.registry.register(_Read(gauges))
@@ -136,3 +142,24 @@ class _Read:
     def collect(self) -> Iterator[Metric]:
         for name, text, value in self._gauges():
             yield GaugeMetricFamily(name, text, value)
+
+
+class _ReadLoops:
+    """The label is the name of a loop, of which there are some ten."""
+
+    def __init__(self, reports: Callable[[], Iterable[LoopReport]]) -> None:
+        self._reports = reports
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing is known before the store is open."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        lag = GaugeMetricFamily("escrowmq_loop_lag_seconds", "For how long a run that ends well is overdue", labels=["loop"])
+        failures = CounterMetricFamily("escrowmq_loop_failures", "Runs of a loop that failed", labels=["loop"])
+        set_aside = GaugeMetricFamily("escrowmq_loop_set_aside", "Items that a loop went past", labels=["loop"])
+        for report in self._reports():
+            lag.add_metric([report.loop], report.lag_ms / 1000)
+            failures.add_metric([report.loop], report.failures)
+            set_aside.add_metric([report.loop], report.set_aside.total)
+        yield from (lag, failures, set_aside)

@@ -16,6 +16,7 @@ from app.webhooks.service import Webhooks
 from delivery.requests import Requests
 from delivery.service import Delivery
 from scheduler.cron_service import CronService
+from scheduler.loops import Loops
 from scheduler.schedule_service import ScheduleService
 from storage.clock import Clock
 from storage.errors import TooManyWaiting
@@ -46,6 +47,7 @@ class Services:
     clock: Clock
     identifiers: Identifiers
     metrics: Metrics
+    loops: Loops
     max_waiting: int
     max_line_bytes: int  # of a stream
     waiting: int = 0

@@ -1,8 +1,8 @@
 """Puts the service together: opens in order, closes in reverse. The only file that names an engine."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
 from enum import Enum
 from importlib.metadata import version
 
@@ -10,6 +10,7 @@ import structlog
 from sqlalchemy.exc import DatabaseError
 
 from app import exit_codes
+from app.loops import ACTING, add_loops, keep_tables
 from app.observability import Metrics
 from app.problems import Refusal
 from app.registry.consumer_groups import ConsumerGroups
@@ -32,23 +33,21 @@ from delivery.requests import Requests
 from delivery.service import Delivery
 from delivery.slots import State
 from scheduler.cron_service import CronService
+from scheduler.loops import Loops
 from scheduler.schedule_service import ScheduleService
 from scheduler.scheduled_message import put_off
-from scheduler.ticker import Ticker
 from storage.clock import Clock, SystemClock
-from storage.errors import DirectoryInUse, StorageError, StorageFull, StoreClosed, StoreRecovering, UnavailableError
+from storage.errors import DirectoryInUse, StorageError, StorageFull, StoreClosed, StoreRecovering
 from storage.files.vfs import OsVfs
 from storage.identifiers import Identifiers, SystemRandom
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import FlushPolicy
-from storage.message import Durability, QueueId
+from storage.message import Durability
 from txn.checkback import CheckSender
 from txn.coordinator import TransactionCoordinator
 from txn.producer import ProducerClient
 
 log = structlog.get_logger()
-
-_RETENTION_INTERVAL_MS = 1_000
 
 
 class Phase(Enum):
@@ -58,9 +57,6 @@ class Phase(Enum):
     FAILED = "failed"
 
 
-_SCHEDULER_LOOPS = ("schedules", "cron", "cron_snapshots", "snapshots")
-# The loops that do what falls due, and say how much they did.
-_ACTING = ("schedules", "cron", "leases", "checkback", "webhooks")
 _NOT_READY = {Phase.STARTING: "recovering", Phase.STOPPING: "shutting_down", Phase.FAILED: "storage_failed"}
 
 
@@ -84,8 +80,9 @@ class Wiring:
         self._services: Services | None = None
         self._store: LocalMessageStore | None = None
         self._sender: CheckSender | None = None
-        self._tickers: list[Ticker] = []
+        self._loops = Loops(self._clock, chance=SystemRandom().random)
         metrics.watch(self._gauges)
+        metrics.watch_loops(self._loops.reports)
 
     def get_services(self) -> Services:
         """Raises StoreRecovering before the service is ready, StoreClosed once it stops."""
@@ -131,14 +128,10 @@ class Wiring:
             context |= {"walked_bytes": str(walked), "bytes_to_walk": str(to_walk)}
         if self.phase is not Phase.READY:
             raise Refusal(_NOT_READY[self.phase], context=context)
-        failed = {ticker.name: "its last run failed, the log says why" for ticker in self._tickers if ticker.last_error}
         checks = {
             "store_writable": "ok",  # else the process ends
             "dispatch_lag": "ok",  # the queues are derived in the turn in which a message becomes visible
-            "scheduler": next((failed[name] for name in _SCHEDULER_LOOPS if name in failed), "ok"),
-            "requests": failed.get("requests") or failed.get("request_snapshots", "ok"),
-            "leases": next((failed[name] for name in ("leases", "redrive", "lease_snapshots") if name in failed), "ok"),
-            "checker": failed.get("checkback", failed.get("webhooks", "ok")),
+            **{check: _well_or_not(self._loops.failing(check)) for check in ("scheduler", "requests", "leases", "checker")},
         }
         failing = {name: what for name, what in checks.items() if what != "ok"}
         if failing:
@@ -236,7 +229,7 @@ class Wiring:
             client = SlowAnswers(webhooks, self._controls.faults, self._controls.clock, webhooks.timeout_ms)
         sender = self._sender = CheckSender(transactions, client, clock, chance=SystemRandom().random)
         stack.push_async_callback(webhooks.aclose)
-        stack.push_async_callback(self._keep_tables, transactions, sent_keys)
+        stack.push_async_callback(keep_tables, transactions, sent_keys)
         stack.push_async_callback(transactions.drain)
         stack.push_async_callback(sender.stop)
         stack.push_async_callback(sent_keys.drain)
@@ -259,57 +252,14 @@ class Wiring:
             clock=clock,
             identifiers=identifiers,
             metrics=self._metrics,
+            loops=self._loops,
             max_waiting=settings.http.max_waiting,
             max_line_bytes=settings.http.max_body_bytes,
         )
 
-        async def sweep() -> int:
-            return await transactions.run_once(clock.wall_ms())
-
-        async def keep() -> None:
-            await self._keep_tables(transactions, sent_keys)
-
-        async def time_out() -> None:
-            with suppress(UnavailableError, StorageFull):
-                await requests.run_once()
-
-        async def deliver() -> int:
-            # Where the store takes nothing for now, what is due waits in the log: late, and no failure of this loop.
-            with suppress(UnavailableError, StorageFull):
-                return await schedules.run_once(clock.wall_ms())
-            return 0
-
-        async def fire() -> int:
-            with suppress(UnavailableError, StorageFull):
-                return await cron.run_once(clock.wall_ms())
-            return 0
-
-        async def put_back(first_kept: Mapping[QueueId, int]) -> None:
-            await transactions.put_back(first_kept)
-            await schedules.put_back(first_kept)
-
-        async def expire() -> None:
-            # Where nothing can be written again, nothing is dropped: it goes on when there is room.
-            with suppress(UnavailableError, StorageFull):
-                await store.expire(clock.wall_ms(), put_back)
-
-        self._tickers = [
-            Ticker("retention", expire, interval_ms=_RETENTION_INTERVAL_MS),
-            Ticker("schedules", deliver, interval_ms=settings.schedule.sweep_interval_ms),
-            Ticker("cron", fire, interval_ms=settings.schedule.sweep_interval_ms),
-            Ticker("cron_snapshots", cron.save_snapshot, interval_ms=settings.schedule.snapshot_interval_ms),
-            Ticker("leases", delivery.run_once, interval_ms=settings.delivery.sweep_interval_ms),
-            Ticker("requests", time_out, interval_ms=settings.request.sweep_interval_ms),
-            Ticker("request_snapshots", requests.save_snapshot, interval_ms=settings.request.snapshot_interval_ms),
-            Ticker("redrive", delivery.dead_letters.run_once, interval_ms=settings.delivery.sweep_interval_ms),
-            Ticker("lease_snapshots", delivery.save_snapshot, interval_ms=settings.delivery.snapshot_interval_ms),
-            Ticker("checkback", sweep, interval_ms=settings.txn.sweep_interval_ms),
-            Ticker("webhooks", sender.run_once, interval_ms=settings.txn.sweep_interval_ms),
-            Ticker("snapshots", keep, interval_ms=settings.txn.snapshot_interval_ms),
-        ]
-        for ticker in self._tickers:
-            ticker.start()
-            stack.push_async_callback(ticker.stop)
+        add_loops(self._services, settings)
+        self._loops.start()
+        stack.push_async_callback(self._loops.stop)
         if self._controls is not None:
             self._controls.set_up(self._time_travel(self._controls.clock, self._services))
         if self.phase is Phase.STARTING:
@@ -317,12 +267,12 @@ class Wiring:
             log.info("ready")
 
     def _time_travel(self, clock: VirtualClock, services: Services) -> TimeTravel:
-        acting = [ticker for ticker in self._tickers if ticker.name in _ACTING]
+        acting = [ticker for ticker in self._loops.tickers if ticker.name in ACTING]
         return TimeTravel(
             clock,
             services.sender,
             acting=acting,
-            keeping=[ticker for ticker in self._tickers if ticker not in acting],
+            keeping=[ticker for ticker in self._loops.tickers if ticker not in acting],
             wall_moments=[
                 services.transactions.table.next_due_ms, services.schedules.next_due_ms, services.cron.table.next_due_ms
             ],
@@ -330,10 +280,6 @@ class Wiring:
                 services.transactions.next_return_ms, services.sender.next_due_ms, services.delivery.next_due_ms
             ],
         )  # fmt: skip
-
-    async def _keep_tables(self, transactions: TransactionCoordinator, sent_keys: SentKeys) -> None:
-        await transactions.save_snapshot()
-        await sent_keys.save_snapshot()
 
     def _note_progress(self, walked: int, to_walk: int) -> None:
         self.progress = (walked, to_walk)
@@ -379,3 +325,7 @@ class Wiring:
         late_ms = self._clock.wall_ms() - (schedules.next_due_ms() or self._clock.wall_ms())
         yield "escrowmq_schedules_overdue_seconds", "How late the one is that was due first", max(0, late_ms) / 1000
         yield "escrowmq_schedules_backlog", "Long overdue ones, delivered at a bounded rate", schedules.backlog_count
+
+
+def _well_or_not(failing: list[str]) -> str:
+    return f"the last run of {', '.join(failing)} failed, the log says why" if failing else "ok"

@@ -167,6 +167,10 @@ class CronService:
             raise UnknownSchedule(f"schedule {schedule_id[:200]} does not exist")
         return item
 
+    def set_aside(self) -> dict[str, str]:
+        """The schedules whose times cannot be worked out, and why."""
+        return {item.schedule_id: item.reason or "" for item in self.table if item.state is CronState.SET_ASIDE}
+
     def made_before(self, key: str, fingerprint: str, *, since_ms: int) -> CronItem | None:
         """The schedule that was made with this idempotency key, then or later. Raises IdempotencyKeyReused."""
         before = self.table.get(self._by_key.get(key, ""))

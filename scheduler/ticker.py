@@ -1,6 +1,7 @@
 """Runs a `run_once` again and again: never twice at once, never ended by an error, stopped in order.
 
-Tests call `run_once` themselves and need no ticker.
+Where a run fails the next one waits longer each time, up to half a minute, and a random part of that less: loops that fail of
+one cause do not come back all at once. Tests call `run_once` themselves and need no ticker.
 """
 
 import asyncio
@@ -8,20 +9,39 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from storage.clock import Clock
+
 log = structlog.get_logger()
+
+_LONGEST_WAIT_MS = 30_000
 
 
 class Ticker:
     """One loop. The interval counts from the end of one run to the beginning of the next."""
 
-    def __init__(self, name: str, run_once: Callable[[], Awaitable[object]], *, interval_ms: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        run_once: Callable[[], Awaitable[object]],
+        *,
+        interval_ms: int,
+        clock: Clock,
+        chance: Callable[[], float],
+    ) -> None:
+        """`chance`: a new number from 0 to below 1 each time."""
         self.name = name
+        self.interval_ms = interval_ms
         self._run_once = run_once
-        self._interval_ms = interval_ms
+        self._clock = clock
+        self._chance = chance
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._turn = asyncio.Lock()
-        self.last_error: str | None = None
+        self._well_ms = clock.monotonic_ms()  # when it was made, or a run last ended well
+        self._in_a_row = 0
+        self.failures = 0
+        self.last_run_ms: int | None = None  # wall time of its beginning
+        self.last_error: str | None = None  # of the last run, if that failed
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=f"ticker-{self.name}")
@@ -32,21 +52,45 @@ class Ticker:
         if self._task is not None:
             await self._task
 
+    def lag_ms(self) -> int:
+        """For how long a run that ends well has been overdue: while one hangs or fails, it grows."""
+        return max(0, self._clock.monotonic_ms() - self._well_ms - self.interval_ms)
+
     async def run_now(self) -> object:
         """Once, out of turn; what `run_once` returns. Raises what it raises."""
         async with self._turn:
-            return await self._run_once()
+            self.last_run_ms = self._clock.wall_ms()
+            result = await self._run_once()
+            self._well_ms = self._clock.monotonic_ms()
+            return result
+
+    async def run_or_note(self) -> int:
+        """Once; how long to wait before the next run. Raises nothing: a failure is logged and counted."""
+        try:
+            await self.run_now()
+        except Exception as error:
+            self.failures += 1
+            self._in_a_row += 1
+            self.last_error = f"{type(error).__name__}: {error}"
+            if self._in_a_row == 1:
+                log.exception("ticker_failed", ticker=self.name)
+            else:
+                log.warning("ticker_failed_again", ticker=self.name, failures=self._in_a_row, error=self.last_error)
+            return self._wait_after_failure_ms()
+        if self.last_error is not None:
+            log.info("ticker_recovered", ticker=self.name, failures=self._in_a_row)
+        self._in_a_row, self.last_error = 0, None
+        return self.interval_ms
+
+    def _wait_after_failure_ms(self) -> int:
+        longest_ms = max(_LONGEST_WAIT_MS, self.interval_ms)
+        wait_ms = min(longest_ms, self.interval_ms << min(self._in_a_row, 20))
+        return max(self.interval_ms, wait_ms - int(wait_ms / 2 * self._chance()))
 
     async def _run(self) -> None:
         while not self._stopping.is_set():
+            wait_ms = await self.run_or_note()
             try:
-                await self.run_now()
-                self.last_error = None
-            except Exception as error:
-                if self.last_error is None:
-                    log.exception("ticker_failed", ticker=self.name)
-                self.last_error = f"{type(error).__name__}: {error}"
-            try:
-                await asyncio.wait_for(self._stopping.wait(), self._interval_ms / 1000)
+                await asyncio.wait_for(self._stopping.wait(), wait_ms / 1000)
             except TimeoutError:
                 continue

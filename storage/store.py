@@ -167,6 +167,31 @@ class TagCodes(Protocol):
         """
 
 
+class StoreStatus(NamedTuple):
+    """Numbers for operators; byte positions of the log."""
+
+    first_offset: int
+    written_end: int
+    durable_end: int
+    visible_end: int
+    queued_bytes: int
+    pressure: float
+    replay_backlog_bytes: int
+    last_flush_ms: int
+    segments: int
+    derived_at_ms: int | None  # when what is derived was last begun to be written
+    derive_lag_ms: int
+    derive_error: str | None  # why the last time failed, if it did
+
+
+@runtime_checkable
+class Status(Protocol):
+    """Engines that say how they are."""
+
+    def status(self) -> StoreStatus:
+        """Now."""
+
+
 class Snapshot(NamedTuple):
     """Bytes of a derived table, and up to where in each queue they reflect what was read."""
 

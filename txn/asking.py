@@ -4,7 +4,7 @@ import asyncio
 
 import structlog
 
-from storage.errors import CheckNotOpen
+from storage.errors import CheckNotOpen, StorageError, UnavailableError
 from storage.message import Durability
 from txn.checkback_plan import HoldReason, OnExhausted, Plan, Step, plan_check
 from txn.half_message import AnsweredUnknown, CheckFailed, Held, Resumed
@@ -15,6 +15,8 @@ from txn.states import Resolver, TxnEvent, TxnState, next_state
 from txn.turns import Turns
 
 log = structlog.get_logger()
+
+_RETRY_MS = 60_000  # one that was set aside is looked at again
 
 
 class Asking:
@@ -27,6 +29,7 @@ class Asking:
         self._clock = journal.clock
         self._turns = turns
         self._is_stopping = False
+        self._set_aside: dict[str, str] = {}  # transaction id to why its checks cannot be ended
 
     def reopen(self) -> None:
         """After a start: what was being asked is asked again, under the same id."""
@@ -55,10 +58,41 @@ class Asking:
                 acted += 1
             assert plan.look_again_ms is not None
             self._table.look_again(transaction, plan.look_again_ms)
-        for transaction, reason in exhausted:
-            await self._turns.uncancelled(self._exhaust(transaction, reason))
-            acted += 1
+        for number, (transaction, reason) in enumerate(exhausted):
+            try:
+                acted += await self._end_or_set_aside(transaction, reason, now_ms)
+            except BaseException:
+                for left, _ in exhausted[number:]:
+                    self._table.look_again(left, now_ms)
+                raise
         return acted
+
+    def set_aside(self) -> dict[str, str]:
+        """Undecided transactions whose checks cannot be ended, and why."""
+        table = self._table
+        self._set_aside = {
+            id_: reason
+            for id_, reason in self._set_aside.items()
+            if (found := table.get(id_)) is not None and found.state is TxnState.PREPARED
+        }
+        return self._set_aside
+
+    async def _end_or_set_aside(self, transaction: Transaction, reason: HoldReason, now_ms: int) -> bool:
+        """One that cannot be ended is looked at again after a while, and the others go on. Was it ended?
+
+        Raises what says that the store takes nothing.
+        """
+        try:
+            await self._turns.uncancelled(self._exhaust(transaction, reason))
+        except (UnavailableError, StorageError):
+            raise
+        except Exception as error:
+            log.exception("transaction_set_aside", transaction_id=transaction.transaction_id)
+            self._set_aside[transaction.transaction_id] = f"{type(error).__name__}: {error}"[:1_000]
+            self._table.look_again(transaction, now_ms + _RETRY_MS)
+            return False
+        self._set_aside.pop(transaction.transaction_id, None)
+        return True
 
     async def receive(self, group: str, *, max_checks: int, lease_ms: int, wait_ms: int) -> list[LeasedCheck]:
         """Work items of a producer group; waits for one when there is none."""

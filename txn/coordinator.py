@@ -151,6 +151,10 @@ class TransactionCoordinator:
         """One sweep: offer the checks that are due, end what is exhausted; how many transactions it acted on."""
         return await self._asking.sweep(now_ms)
 
+    def set_aside(self) -> dict[str, str]:
+        """Undecided transactions whose checks cannot be ended, and why; each is tried again after a while."""
+        return self._asking.set_aside()
+
     async def receive_checks(self, group: str, *, max_checks: int, lease_ms: int, wait_ms: int) -> list[LeasedCheck]:
         """Work items of a producer group; waits for one when there is none."""
         return await self._asking.receive(group, max_checks=max_checks, lease_ms=lease_ms, wait_ms=wait_ms)

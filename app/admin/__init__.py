@@ -1,1 +1,1 @@
-"""Operators: what they look at."""
+"""What operators look at: the loops, the store, the disk below it."""

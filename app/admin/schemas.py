@@ -1,9 +1,67 @@
-"""What operators are shown."""
+"""What goes in and out: the loops, the store, the disk."""
+
+from typing import Annotated
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
-from app.messages.schemas import Timestamp
+from app.messages.schemas import Offset, Timestamp
+
+
+class SetAsideItem(msgspec.Struct, kw_only=True):
+    """Something that a loop could not deal with and went past."""
+
+    id: Annotated[str, Meta(description="Of the transaction, the schedule or the producer group.")]
+    reason: str
+
+
+class Loop(msgspec.Struct, kw_only=True):
+    """Something that the service does again and again."""
+
+    loop: str
+    last_run_at: Annotated[str, Meta(description="When it began.", extra_json_schema={"format": "date-time"})] | UnsetType = (
+        UNSET
+    )
+    lag_ms: Annotated[
+        int, Meta(description="For how long a run that ends well has been overdue; grows while one hangs or fails.")
+    ]
+    failures: Annotated[int, Meta(description="Runs that failed since the service was started.")]
+    last_error: Annotated[str, Meta(description="Of the last run, if that failed.")] | UnsetType = UNSET
+    set_aside: Annotated[int, Meta(description="Items that it could not deal with and went past.")]
+    set_aside_items: Annotated[
+        list[SetAsideItem], Meta(description="Some of them. Schedules are listed by state=set_aside.")
+    ] = []
+
+
+class LoopList(msgspec.Struct, kw_only=True):
+    """Every loop of the service."""
+
+    items: list[Loop]
+
+
+class Log(msgspec.Struct, kw_only=True):
+    """The commit log; offsets are bytes."""
+
+    min_offset: Offset
+    max_offset: Offset
+    synced_offset: Offset
+    visible_offset: Annotated[
+        int, Meta(ge=0, description="Consumers see it up to here.", extra_json_schema={"format": "int64"})
+    ]
+    segments: Annotated[int, Meta(description="Files.")]
+
+
+class Store(msgspec.Struct, kw_only=True):
+    """How the store is, in numbers."""
+
+    log: Log
+    dispatch_lag_bytes: Annotated[int, Meta(description="Of log that is on disk, and in no consume queue yet.")]
+    replay_bytes: Annotated[int, Meta(description="Of log that a start would have to replay.")]
+    queued_bytes: Annotated[int, Meta(description="That wait to be written or synced.")]
+    pending_transactions: Annotated[int, Meta(description="Undecided, held ones among them.")]
+    held_transactions: int
+    schedules_due_late: Annotated[int, Meta(description="Delayed messages that wait although they are long overdue.")]
+    read_at: Timestamp
 
 
 class Disk(msgspec.Struct, kw_only=True):

@@ -97,14 +97,25 @@ class Deriver:
         self.thorough_end = writer.visible_end  # all below is in the files, and snapshots say so
         self.thorough_begun = self.thorough_ended = 0  # rounds, by number
         self._timer: Timer | None = None
+        self.last_round_ms: int | None = None  # wall time of its beginning
+        self.last_error: str | None = None  # of the last round, if that failed
+        self._behind_ms: int | None = None  # since when something is to be written
 
     @property
     def backlog_bytes(self) -> int:
         """How much log a start would have to replay."""
         return self._writer.visible_end - self.thorough_end
 
+    def lag_ms(self) -> int:
+        """For how long a round has been overdue: while one hangs, or the disk is full, it grows."""
+        if self._behind_ms is None:
+            return 0
+        return max(0, self._clock.monotonic_ms() - self._behind_ms - self._options.queue_flush_interval_ms)
+
     def note_visible(self, queues: Iterable[ConsumeQueue]) -> None:
         self._dirty.update(dict.fromkeys(queues))
+        if self._behind_ms is None:
+            self._behind_ms = self._clock.monotonic_ms()
 
     def keep(self, name: str, snapshot: Snapshot) -> None:
         """Save the snapshot with the next thorough round, in place of an older one of the name."""
@@ -148,6 +159,7 @@ class Deriver:
         if self._round is not None:
             return
         dirty, self._dirty = self._dirty, {}
+        self.last_round_ms = self._clock.wall_ms()
         snapshots: dict[str, Snapshot] = {}
         queues_snapshot: QueuesSnapshot | None = None
         due: Pending | None = None
@@ -201,6 +213,8 @@ class Deriver:
     def _written(self, round_: _Round, made: Made | CorruptRecord | None) -> None:
         self._round = None
         self._is_writing = False
+        self.last_error = None
+        self._behind_ms = self._clock.monotonic_ms() if self._dirty else None
         if made is not None:
             surplus = self._due_index.made(made)
             # In the lane of those who may still read them.
@@ -227,6 +241,7 @@ class Deriver:
         if round_ is None or not is_disk_full(error):
             self._on_failure(error)
             return
+        self.last_error = f"{type(error).__name__}: {error}"
         self._dirty.update(dict.fromkeys(unflushed.queue for unflushed in round_.unflushed))
         self._kept = {**round_.snapshots, **self._kept}
         if round_.due is not None:

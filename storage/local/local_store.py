@@ -56,7 +56,7 @@ from storage.local.runner import Lane, Runner
 from storage.local.snapshot_files import SnapshotFiles
 from storage.local.timer_files import TimerFolder
 from storage.message import Appended, DueEntry, Durability, Message, OffsetRange, QueueId, StoredMessage
-from storage.store import ANY_LABEL, LAST_MS, DiskUsage, DueCounts, DuePage, PutBack, Scanned, Snapshot
+from storage.store import ANY_LABEL, LAST_MS, DiskUsage, DueCounts, DuePage, PutBack, Scanned, Snapshot, StoreStatus
 
 _PUT_BACK_TOGETHER = 1_000  # offsets
 _SEARCH_STEPS = 1_000  # records that a search looks at in one go
@@ -64,19 +64,6 @@ _READ_AT_ONCE = 32  # messages; about a millisecond
 
 T = TypeVar("T")
 log = structlog.get_logger()
-
-
-class StoreStatus(NamedTuple):
-    """Numbers for operators; byte positions of the log."""
-
-    first_offset: int
-    written_end: int
-    durable_end: int
-    visible_end: int
-    queued_bytes: int
-    pressure: float
-    replay_backlog_bytes: int
-    last_flush_ms: int
 
 
 class LocalMessageStore:
@@ -448,6 +435,7 @@ class LocalMessageStore:
         return self._files.recovered.report
 
     def status(self) -> StoreStatus:
+        """Status."""
         return StoreStatus(
             first_offset=self._log.first_offset,
             written_end=self._writer.written_end,
@@ -457,6 +445,10 @@ class LocalMessageStore:
             pressure=self._writer.pressure,
             replay_backlog_bytes=self._deriver.backlog_bytes,
             last_flush_ms=self._flusher.last_flush_ms,
+            segments=len(list(self._log.segments)),
+            derived_at_ms=self._deriver.last_round_ms,
+            derive_lag_ms=self._deriver.lag_ms(),
+            derive_error=self._deriver.last_error,
         )
 
     # -------------------------------------------------------------------------------------------------------- reading

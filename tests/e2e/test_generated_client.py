@@ -178,6 +178,7 @@ def test_every_operation_succeeds_and_its_answer_is_parsed(generated):
     configure_webhook(generated)
     look_at_the_disk(generated)
     ask_and_reply(generated)
+    look_after(generated)
 
     assert generated.succeeded == set(OPERATIONS)
 
@@ -474,6 +475,12 @@ def configure_webhook(generated: Generated) -> None:
 
 NOBODY_THERE = {"check_mode": "webhook", "check_url": "http://localhost:9/"}
 LOCAL = {"check_mode": "webhook", "check_url": "https://127.0.0.1/"}
+
+
+def look_after(generated: Generated) -> None:
+    loops = generated.call("listLoops", status=200).items
+    assert {"schedules", "cron", "checkback"} <= {loop.loop for loop in loops}
+    assert generated.call("getStore", status=200).log.segments >= 1
 
 
 def begin(generated: Generated, group: str, check: dict[str, Any]) -> Any:

@@ -9,8 +9,10 @@ import msgspec
 from storage.files.simulated import SimulatedDisk
 from storage.local.options import LocalStoreOptions
 from storage.message import QueueId
+from storage.store import MessageStore
 from tests.support.builders import message
 from tests.support.simulation import World
+from txn import half_message
 from txn.begin import Begin
 from txn.checkback import CheckSender
 from txn.checkback_plan import CheckbackPolicy, OnExhausted
@@ -64,8 +66,11 @@ class Producers:
 
 
 class House:
-    def __init__(self, world: World, producers: Producers, coordinator: TransactionCoordinator, chance: float) -> None:
+    def __init__(
+        self, world: World, store: MessageStore, producers: Producers, coordinator: TransactionCoordinator, chance: float
+    ) -> None:
         self.world = world
+        self.store = store
         self.producers = producers
         self.coordinator = coordinator
         self.sender = CheckSender(coordinator, producers, world.clock, chance=lambda: chance)
@@ -98,7 +103,7 @@ def in_house(*lives, producers: Producers, chance: float = 0.0) -> None:
             await store.create_topic("orders", queue_count=1)
             coordinator = TransactionCoordinator(store, world.clock, world.identifiers, TransactionOptions())
             await coordinator.start()
-            await life(House(world, producers, coordinator, chance))
+            await life(House(world, store, producers, coordinator, chance))
 
         with World(disk, number, wall_ms=wall_ms) as world:
             world.call(main(world))
@@ -432,3 +437,31 @@ def test_a_bug_in_one_try_ends_neither_the_loop_nor_the_check():
 
     producers = Producers(COMMIT)
     in_house(life, producers=producers)
+
+
+def test_a_transaction_whose_checks_cannot_be_ended_is_set_aside_and_keeps_no_other():
+    """Its id takes so much of a record's properties that no mark about it fits: only another program writes such a half."""
+    producers = Producers(UNKNOWN)
+    policy = msgspec.structs.replace(SOON, max_answers=1)
+
+    async def write_poison(house):
+        riddle = message(b"order", queue=ORDERS, message_id="riddle")
+        facts = half_message.Facts(message_count=1, policy=policy)
+        await house.store.append(
+            half_message.wrap_halves([riddle], transaction_id="x" * 20_000, producer_group="shop", facts=facts)
+        )
+
+    async def life(house):
+        poison = next(iter(house.coordinator.table))
+        poison.answers = 1  # nothing about its answers can be written either
+        transaction_id = await house.begin(policy=policy)
+
+        await house.run_for(600)
+
+        assert (await house.look(transaction_id)).state is TxnState.HELD
+        ((aside, reason),) = house.coordinator.set_aside().items()
+        assert aside == poison.transaction_id
+        assert reason
+        assert poison.state is TxnState.PREPARED
+
+    in_house(write_poison, life, producers=producers)

@@ -1,0 +1,104 @@
+"""Which loops the service has, how often each runs, and which check of readiness it belongs to.
+
+The store is this process's alone, so every loop is its own to run; with an engine that several processes share, those that must
+not run twice would be `scheduler.ownership.Owned`.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from itertools import islice
+
+from app.sent_keys import SentKeys
+from app.services import Services
+from app.settings import Settings
+from scheduler.loops import LoopReport, SetAside
+from storage.errors import StorageFull, UnavailableError
+from storage.message import QueueId
+from storage.store import Retention, Status
+from txn.coordinator import TransactionCoordinator
+
+# Those that do what falls due, and say how much they did.
+ACTING = ("schedules", "cron", "leases", "checkback", "webhooks")
+
+_RETENTION_MS = 1_000
+_SHOWN = 10  # of what a loop went past: enough to see what is wrong
+
+
+def add_loops(services: Services, settings: Settings) -> None:
+    """Nothing runs yet."""
+    add, clock = services.loops.add, services.clock
+    transactions, schedules, cron, delivery = services.transactions, services.schedules, services.cron, services.delivery
+
+    requests = services.requests
+
+    async def keep() -> None:
+        await keep_tables(transactions, services.sent_keys)
+
+    async def put_back(first_kept: Mapping[QueueId, int]) -> None:
+        await transactions.put_back(first_kept)
+        await schedules.put_back(first_kept)
+
+    if isinstance(services.store, Retention):
+        store = services.store
+        add("retention", _patient(lambda: store.expire(clock.wall_ms(), put_back)), interval_ms=_RETENTION_MS, check="store")
+    ms = settings.schedule.sweep_interval_ms
+    add(
+        "schedules",
+        _patient(lambda: schedules.run_once(clock.wall_ms())),
+        interval_ms=ms,
+        check="scheduler",
+        set_aside=lambda: SetAside(schedules.counts.never),
+    )
+    add(
+        "cron",
+        _patient(lambda: cron.run_once(clock.wall_ms())),
+        interval_ms=ms,
+        check="scheduler",
+        set_aside=lambda: _some(cron.set_aside()),
+    )
+    add("cron_snapshots", cron.save_snapshot, interval_ms=settings.schedule.snapshot_interval_ms, check="scheduler")
+    add("leases", delivery.run_once, interval_ms=settings.delivery.sweep_interval_ms, check="leases")
+    add("redrive", delivery.dead_letters.run_once, interval_ms=settings.delivery.sweep_interval_ms, check="leases")
+    add("lease_snapshots", delivery.save_snapshot, interval_ms=settings.delivery.snapshot_interval_ms, check="leases")
+    add("requests", _patient(requests.run_once), interval_ms=settings.request.sweep_interval_ms, check="requests")
+    add("request_snapshots", requests.save_snapshot, interval_ms=settings.request.snapshot_interval_ms, check="requests")
+    ms = settings.txn.sweep_interval_ms
+    add(
+        "checkback",
+        _patient(lambda: transactions.run_once(clock.wall_ms())),
+        interval_ms=ms,
+        check="checker",
+        set_aside=lambda: _some(transactions.set_aside()),
+    )
+    add("webhooks", services.sender.run_once, interval_ms=ms, check="checker")
+    add("snapshots", keep, interval_ms=settings.txn.snapshot_interval_ms, check="scheduler")
+    if isinstance(services.store, Status):
+        status_of = services.store
+        services.loops.watch(lambda: _deriver(status_of), check="store")
+
+
+async def keep_tables(transactions: TransactionCoordinator, sent_keys: SentKeys) -> None:
+    """So that a start replays only what comes later."""
+    await transactions.save_snapshot()
+    await sent_keys.save_snapshot()
+
+
+def _patient(run_once: Callable[[], Awaitable[int]]) -> Callable[[], Awaitable[int]]:
+    """Where the store takes nothing for now, what is due waits in the log: late, and no failure of the loop."""
+
+    async def run() -> int:
+        with suppress(UnavailableError, StorageFull):
+            return await run_once()
+        return 0
+
+    return run
+
+
+def _some(reasons: Mapping[str, str]) -> SetAside:
+    return SetAside(len(reasons), list(islice(reasons.items(), _SHOWN)))
+
+
+def _deriver(store: Status) -> LoopReport:
+    status = store.status()
+    failures = 0 if status.derive_error is None else 1
+    return LoopReport("deriver", status.derived_at_ms, status.derive_lag_ms, failures, status.derive_error)

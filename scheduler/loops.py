@@ -1,0 +1,81 @@
+"""Every loop of the service in one place: who looks after them, and what readiness, metrics and operators see, asks here."""
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from scheduler.ticker import Ticker
+from storage.clock import Clock
+
+
+class SetAside(NamedTuple):
+    """Items that a loop could not deal with and went past; each is tried again after a while, or by hand."""
+
+    total: int = 0
+    some: Sequence[tuple[str, str]] = ()  # (id, reason)
+
+
+class LoopReport(NamedTuple):
+    """How a loop is. `last_error`: of the last run, if that failed."""
+
+    loop: str
+    last_run_ms: int | None
+    lag_ms: int
+    failures: int
+    last_error: str | None
+    set_aside: SetAside = SetAside()
+
+
+class _Loop(NamedTuple):
+    report: Callable[[], LoopReport]
+    check: str
+    ticker: Ticker | None
+
+
+class Loops:
+    """The event loop's."""
+
+    def __init__(self, clock: Clock, *, chance: Callable[[], float]) -> None:
+        self._clock = clock
+        self._chance = chance
+        self._loops: list[_Loop] = []
+
+    @property
+    def tickers(self) -> list[Ticker]:
+        return [loop.ticker for loop in self._loops if loop.ticker is not None]
+
+    def add(
+        self,
+        name: str,
+        run_once: Callable[[], Awaitable[object]],
+        *,
+        interval_ms: int,
+        check: str,
+        set_aside: Callable[[], SetAside] = SetAside,
+    ) -> None:
+        """A loop of ours. `check`: which check of readiness it belongs to."""
+        ticker = Ticker(name, run_once, interval_ms=interval_ms, clock=self._clock, chance=self._chance)
+
+        def report() -> LoopReport:
+            return LoopReport(name, ticker.last_run_ms, ticker.lag_ms(), ticker.failures, ticker.last_error, set_aside())
+
+        self._loops.append(_Loop(report, check, ticker))
+
+    def watch(self, report: Callable[[], LoopReport], *, check: str) -> None:
+        """A loop that somebody else runs."""
+        self._loops.append(_Loop(report, check, None))
+
+    def start(self) -> None:
+        for ticker in self.tickers:
+            ticker.start()
+
+    async def stop(self) -> None:
+        """The last one first."""
+        for ticker in reversed(self.tickers):
+            await ticker.stop()
+
+    def reports(self) -> Iterator[LoopReport]:
+        return (loop.report() for loop in self._loops)
+
+    def failing(self, check: str) -> list[str]:
+        """The loops of this check whose last run failed."""
+        return [report.loop for loop in self._loops if loop.check == check and (report := loop.report()).last_error]

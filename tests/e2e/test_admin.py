@@ -1,0 +1,98 @@
+"""What operators look at: the loops and the store, and what both say when something is wrong."""
+
+import sqlite3
+from datetime import datetime
+
+from tests.support.http import ok, until
+from tests.support.server import Server
+
+LOOPS = [
+    *("schedules", "cron", "cron_snapshots", "leases", "lease_snapshots"),
+    *("checkback", "webhooks", "snapshots", "deriver"),
+]
+
+
+def loops(api) -> dict:
+    return {loop["loop"]: loop for loop in ok(api.get("/v1/admin/loops"))["items"]}
+
+
+def test_every_loop_says_when_it_ran_and_that_all_is_well(api, topic):
+    ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": "x"}), 201)
+
+    found = until(lambda: (now := loops(api)) and all("last_run_at" in loop for loop in now.values()) and now, "each has run")
+
+    assert list(found) == LOOPS
+    for loop in found.values():
+        assert datetime.fromisoformat(loop["last_run_at"])
+        assert (loop["failures"], loop["set_aside"], "last_error" in loop) == (0, 0, False), loop
+        assert 0 <= loop["lag_ms"] < 5_000
+    metrics = api.get("/metrics").text
+    assert 'escrowmq_loop_lag_seconds{loop="cron"}' in metrics
+    assert 'escrowmq_loop_failures_total{loop="checkback"} 0.0' in metrics
+    assert 'escrowmq_loop_set_aside{loop="schedules"}' in metrics
+
+
+def test_the_store_says_how_it_is_in_numbers(tmp_path):
+    with Server(tmp_path / "data") as server, server.client() as api:
+        messages = [{"topic": "orders", "message": {"payload": "x"}}]
+        for _ in range(3):
+            ok(api.post("/v1/transactions", json={"producer_group": "shop", "messages": messages}), 201)
+        receipt = ok(api.post("/v1/topics/orders/messages", json={"payload": "x"}), 201)
+
+        store = ok(api.get("/v1/admin/store"))
+
+    log = store["log"]
+    assert log["min_offset"] == 0
+    assert receipt["log_offset"] < log["synced_offset"] <= log["max_offset"]
+    assert log["visible_offset"] == log["synced_offset"]
+    assert log["segments"] >= 1
+    assert store["dispatch_lag_bytes"] == 0
+    assert (store["pending_transactions"], store["held_transactions"], store["schedules_due_late"]) == (3, 0, 0)
+
+
+def test_what_a_loop_went_past_is_told_with_its_reason_and_the_service_is_ready_all_the_same(tmp_path):
+    with Server(tmp_path / "data") as server, server.client() as api:
+        schedules = [
+            ok(api.post("/v1/schedules", json={"cron": "@hourly", "topic": "ticks", "message": {"payload": "x"}}), 201)
+            for _ in range(2)
+        ]
+        assert server.terminate() == 0
+        lost = schedules[0]["schedule_id"]
+        with sqlite3.connect(tmp_path / "data" / "registry.db") as registry:
+            registry.execute("UPDATE cron_schedules SET time_zone = 'Atlantis/City' WHERE schedule_id = ?", [lost])
+        server.start()
+
+        cron = loops(api)["cron"]
+
+        assert (cron["set_aside"], "last_error" in cron) == (1, False)
+        assert [item["id"] for item in cron["set_aside_items"]] == [lost]
+        assert "Atlantis/City" in cron["set_aside_items"][0]["reason"]
+        found = ok(api.get("/v1/schedules", params={"kind": "cron", "state": "set_aside"}))["items"]
+        assert [one["schedule_id"] for one in found] == [lost]
+        ok(api.get("/readyz"))
+        assert ok(api.patch(f"/v1/schedules/{lost}", json={"time_zone": "UTC"}))["state"] == "scheduled"
+        assert loops(api)["cron"]["set_aside"] == 0
+
+
+def test_a_damaged_record_under_a_delayed_message_keeps_no_other_from_being_delivered(tmp_path):
+    with Server(tmp_path / "data", dev=False) as server, server.client() as api:
+        ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+        damaged, sound = (
+            ok(api.post("/v1/topics/orders/messages", json={"payload": f"number-{number}", "delay_ms": delay_ms}), 201)
+            for number, delay_ms in ((1, 3_600_000), (2, 3_600_001))
+        )
+        assert server.terminate() == 0
+        segment = min((tmp_path / "data" / "store" / "commitlog").iterdir())
+        segment.write_bytes(segment.read_bytes().replace(b"number-1", b"number-7"))
+        server.start()
+        for receipt in (damaged, sound):
+            ok(api.patch(f"/v1/schedules/{receipt['schedule_id']}", json={"deliver_at": "2000-01-01T00:00:00Z"}))
+
+        path = "/v1/topics/orders/queues/0/messages?offset=0&wait_ms=10000"
+        assert [one["message_id"] for one in ok(api.get(path))["messages"]] == [sound["message_id"]]
+        schedules = until(lambda: (now := loops(api)["schedules"])["set_aside"] and now, "it is set aside")
+
+        assert "last_error" not in schedules
+        (aside,) = ok(api.get("/v1/schedules", params={"state": "set_aside"}))["items"]
+        assert (aside["schedule_id"], aside["reason"][:13]) == (damaged["schedule_id"], "CorruptRecord")
+        ok(api.get("/readyz"))
