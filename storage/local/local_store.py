@@ -9,7 +9,7 @@ from functools import partial
 from itertools import groupby, takewhile
 from operator import itemgetter
 from pathlib import PurePath
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 import structlog
 
