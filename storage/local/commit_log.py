@@ -15,7 +15,7 @@ from storage.formats import scan, unit
 from storage.formats.record import DamagedRecord, Record
 
 _HOT_BYTES = 32 << 20  # behind the writer, the mapping is in memory: it has just been stored into
-_VERIFY_WINDOW = 1 << 14  # of a unit at first: most are small, and who reads what lies scattered verifies each
+_VERIFY_WINDOW = 1 << 16  # of a unit at first: most are small, and who reads what lies scattered verifies each
 _MAX_VERIFIED_RANGES = 100_000
 
 
@@ -76,6 +76,9 @@ class CommitLog:
         Of a damaged unit the records are served in which no damage shows, as long as it shows in one of them: then it is known
         where the damage is. Where it shows in none, a header or a property is wrong and nobody can tell whose.
         """
+        for stated in _stated_items(record):
+            if self._is_whole(stated, offset):
+                return
         item = self._item_of(record, offset)
         first_offset = offset if item is None else item.first_offset
         step = self._judge(first_offset)
@@ -91,15 +94,24 @@ class CommitLog:
 
     def _item_of(self, record: Record, offset: int) -> unit.UnitItem | None:
         """The record's unit item, where the record belongs to that unit: a broker's copy carries one of another place."""
-        for tail in (0, unit.SEAL_BYTES):
-            item = unit.decode_item(record.properties, max(0, len(record.properties) - unit.UNIT_ITEM_BYTES - tail))
-            if item is not None and any(place == offset for place, _ in self._chain(item)):
+        for item in _stated_items(record):
+            if any(place == offset for place, _ in self._chain(item)):
                 return item
         return None
 
-    def _judge(self, first_offset: int) -> scan.Unit | scan.Halt:
+    def _is_whole(self, item: unit.UnitItem, offset: int) -> bool:
+        """Does the record belong to this unit, and is the unit whole? Then it is verified."""
+        if not self.first_offset <= item.first_offset <= offset:
+            return False
+        step = self._judge(item.first_offset, at_least=offset + 1 - item.first_offset)
+        if not isinstance(step, scan.Unit) or offset - item.first_offset not in [at for at, _ in step.records]:
+            return False
+        self._verified.add(item.first_offset, item.first_offset + step.end)
+        return True
+
+    def _judge(self, first_offset: int, *, at_least: int = 0) -> scan.Unit | scan.Halt:
         segment = self.segments.find(first_offset)
-        length = _VERIFY_WINDOW
+        length = max(_VERIFY_WINDOW, 2 * at_least)
         while True:
             window = segment.file.read(first_offset - segment.base_offset, length)
             step = scan.judge(window, 0, first_offset, segment_end=segment.end_offset)
@@ -135,6 +147,14 @@ class CommitLog:
 
     def corrupt(self, offset: int, reason: str) -> CorruptRecord:
         return CorruptRecord(self.segments.find(offset).path, offset, reason)
+
+
+def _stated_items(record: Record) -> Iterator[unit.UnitItem]:
+    """The unit items that stand where a record of ours has its own."""
+    for tail in (0, unit.SEAL_BYTES):
+        item = unit.decode_item(record.properties, max(0, len(record.properties) - unit.UNIT_ITEM_BYTES - tail))
+        if item is not None:
+            yield item
 
 
 class _Ranges:

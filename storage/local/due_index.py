@@ -17,7 +17,7 @@ import structlog
 from storage.errors import CorruptRecord
 from storage.formats import timer_file
 from storage.formats.timer_file import Entries, Key, Source
-from storage.local.timer_files import Memory, Part, TimerFolder
+from storage.local.timer_files import Memory, Part, TimerFile, TimerFolder
 from storage.message import NEVER_MS, DueEntry, QueueId
 from storage.store import ANY_LABEL, DueCounts, DuePage, Snapshot
 
@@ -123,6 +123,8 @@ class LocalDueIndex:
         self._next_number = 0
         self._counts = DueCounts(0, 0)
         self._has_changed = False
+        self._new: TimerFile | None = None  # the derive lane's: made, and not yet in force,
+        self._last_number = -1  # and under which number
         self.positions: dict[QueueId, int] = {}
         if kept is not None:
             self._restore(kept)
@@ -163,13 +165,14 @@ class LocalDueIndex:
         return self._frozen.says_of(entry) if said is None and self._frozen is not None else said
 
     def holding(self, entry: DueEntry) -> Callable[[], bool]:
-        """Whether the files have it."""
-        sources = self._sources()
+        """Whether the files have it. Raises CorruptRecord."""
+        self._check_damage()
+        parts = self._parts
         key = Key(entry.due_ms, entry.place, 2 * entry.revision)
 
         def hold() -> bool:
-            first = next((piece[:1] for piece in timer_file.merged(sources(), key) if len(piece)), timer_file.NOTHING)
-            return entry in _entries(first)
+            found = [_key_of(row) for part in parts for row in part.read(part.find(key), 2).tolist()]
+            return key in found and key._replace(version=key.version + 1) not in found
 
         return hold
 
@@ -212,11 +215,14 @@ class LocalDueIndex:
 
     def _sources(self) -> Callable[[], list[Source]]:
         """All there is to be read, as it is now. Raises CorruptRecord."""
-        if self._damage is not None:
-            raise self._damage
+        self._check_damage()
         parts = self._parts
         memories = [changes.sorted() for changes in (self._frozen, self._changes) if changes]
         return lambda: [*parts, *[memory() for memory in memories]]
+
+    def _check_damage(self) -> None:
+        if self._damage is not None:
+            raise self._damage
 
     # ----------------------------------------------------------------------------------------------------------- files
 
@@ -239,6 +245,7 @@ class LocalDueIndex:
 
     def made(self, made: Made | CorruptRecord) -> tuple[Part, ...]:
         """The round is over, and its snapshot is on disk; the files that nobody needs any more."""
+        self._new = None
         if isinstance(made, CorruptRecord):
             log.error("timers_damaged", file=str(made.path), at=made.physical_offset, reason=made.reason)
             self._give_back()
@@ -286,11 +293,11 @@ class LocalDueIndex:
             self.positions = dict(kept.positions)
 
     def _give_back(self) -> None:
-        frozen, self._frozen = self._frozen, None
-        if frozen is not None:
-            frozen.is_frozen = False
-            frozen.change(self._changes.added, self._changes.taken)
-            self._changes = frozen
+        if self._frozen is not None:
+            together = _Changes()
+            together.change(self._frozen.added, self._frozen.taken)
+            together.change(self._changes.added, self._changes.taken)
+            self._frozen, self._changes = None, together
             self._has_changed = True
 
     def _make(self, pending: Pending) -> Made:
@@ -298,8 +305,12 @@ class LocalDueIndex:
         first = _first_due([*pending.parts, changes])
         parts = [Part(part.file, part.file.count if first is None else part.find(first)) for part in pending.parts]
         kept, merged = _plan(parts, changes.end)
-        number = pending.next_number
-        file = None if first is None else self._folder.make(number, timer_file.merged([*merged, changes], first))
+        if self._new is not None:
+            self._new.close()  # the round before could not be finished
+        # Never a number again: that round may have come as far as its snapshot.
+        number = self._last_number = max(pending.next_number, self._last_number + 1)
+        self._new = None if first is None else self._folder.make(number, timer_file.merged([*merged, changes], first))
+        file = self._new
         if file is not None:
             kept.append(Part(file))
         listed = [(part.file.number, part.file.count, part.begin) for part in kept]
@@ -335,6 +346,10 @@ def _chosen(entries: Entries, labels: range) -> Entries:
         is_due &= (entries["label"] >= labels.start) & (entries["label"] < labels.stop)
     chosen: Entries = entries[is_due]
     return chosen
+
+
+def _key_of(row: tuple[int, int, int, int]) -> Key:
+    return Key(*row[:3])
 
 
 def _entries(entries: Entries) -> list[DueEntry]:

@@ -60,6 +60,8 @@ class Part(NamedTuple):
         return self.end - self.begin
 
     def read(self, begin: int, count: int) -> Entries:
+        if begin == self.end:
+            return timer_file.NOTHING
         first, last = begin // BLOCK_ENTRIES, (min(begin + count, self.end) - 1) // BLOCK_ENTRIES
         return self.file.blocks(first, last - first + 1)[begin - first * BLOCK_ENTRIES :][:count]
 

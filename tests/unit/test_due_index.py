@@ -1,11 +1,14 @@
 """The timer files: what they hold is what was said, whatever is merged when, and whenever the power goes."""
 
 import asyncio
+import errno
+from pathlib import PurePath
 from random import Random
 
 import numpy as np
 import pytest
 
+from storage.files.faulty import FaultyVfs
 from storage.files.simulated import SimulatedDisk
 from storage.formats import timer_file
 from storage.formats.timer_file import DamagedTimers
@@ -211,3 +214,35 @@ def test_files_are_merged_and_given_back_so_that_few_are_left_and_none_when_all_
             assert world.disk.list_directory(TIMERS) == []
 
         world.call(main())
+
+
+@pytest.mark.parametrize("at", ["0", "timers", "consume_queues"])
+def test_a_disk_without_space_delays_the_files_and_loses_nothing_of_them(at):
+    """Whether it is the timer file itself that does not fit, its snapshot, or what comes after that in the same round."""
+    saying = Saying(7, 60)
+    refused = 0
+    is_full = False
+
+    def plan(call: str, path: PurePath) -> None:
+        nonlocal refused
+        if is_full and call == "write" and path.parent.name == "making" and path.name.startswith(at):
+            refused += 1
+            raise OSError(errno.ENOSPC, "no space")
+
+    with World(SimulatedDisk(), 7) as world:
+        world.vfs = FaultyVfs(world.disk, plan)
+
+        async def main() -> None:
+            nonlocal is_full
+            store = await opened(world)
+            for number in range(60):
+                is_full = number % 5 > 1
+                await store.append([message(b"step")])
+                store.change_due(*saying.steps[number], {ORDERS: number + 1})
+                await asyncio.sleep(0.03)
+                assert await everything_due(store) == saying.due_after(number + 1)
+
+        world.call(main())
+        disk = world.disk.after_kill()
+    assert refused > 5
+    a_life(disk, 8, saying)
