@@ -2,11 +2,11 @@
 
 import sys
 
-from benchmarks import append, asking, http, recovery, schedules
+from benchmarks import append, asking, http, recovery, schedules, transactions
 from benchmarks.report import show_machine
 
 BENCHMARKS = {"append": append.run, "recovery": recovery.run, "http": http.run, "asking": asking.run}
-LONG = {"schedules": schedules.run}
+LONG = {"schedules": schedules.run, "transactions": transactions.run}
 
 
 def main() -> int:

@@ -17,6 +17,7 @@ from txn.turns import Turns
 log = structlog.get_logger()
 
 _RETRY_MS = 60_000  # one that was set aside is looked at again
+_SLICE = 2_000  # transactions looked at in one turn of the loop
 
 
 class Asking:
@@ -46,23 +47,25 @@ class Asking:
         """Offer the checks that are due, end what is exhausted; how many transactions it acted on."""
         acted = self._checks.return_expired()
         exhausted: list[tuple[Transaction, HoldReason]] = []
-        for transaction in self._table.take_due(now_ms):
+        for number, transaction in enumerate(self._table.take_due(now_ms), 1):
             plan = self._plan(transaction, now_ms)
             if plan.step is Step.EXHAUST:
                 assert plan.reason is not None
                 exhausted.append((transaction, plan.reason))
-                continue
-            if plan.step is Step.ASK:
-                transaction.asked_at_ms = now_ms
-                self._checks.offer(transaction)
-                acted += 1
-            assert plan.look_again_ms is not None
-            self._table.look_again(transaction, plan.look_again_ms)
-        for number, (transaction, reason) in enumerate(exhausted):
+            else:
+                if plan.step is Step.ASK:
+                    transaction.asked_at_ms = now_ms
+                    self._checks.offer(transaction)
+                    acted += 1
+                assert plan.look_again_ms is not None
+                self._table.look_again(transaction, plan.look_again_ms)
+            if number % _SLICE == 0:
+                await asyncio.sleep(0)  # after a long stop a million may be due at once
+        for ended, (transaction, reason) in enumerate(exhausted):
             try:
                 acted += await self._end_or_set_aside(transaction, reason, now_ms)
             except BaseException:
-                for left, _ in exhausted[number:]:
+                for left, _ in exhausted[ended:]:
                     self._table.look_again(left, now_ms)
                 raise
         return acted

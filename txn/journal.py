@@ -177,7 +177,7 @@ class Journal:
         if snapshot is None:
             return
         decoder = msgspec.msgpack.Decoder(list[Transaction])
-        for piece in msgspec.msgpack.decode(snapshot.data, type=list[bytes]):
+        for piece in msgspec.msgpack.decode(snapshot.data, type=list[memoryview]):
             for transaction in decoder.decode(piece):
                 self.table.add(transaction)
         for queue, queue_offset in snapshot.positions.items():

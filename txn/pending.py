@@ -5,9 +5,11 @@ anywhere before the point that a snapshot reflects.
 """
 
 import heapq
-from bisect import bisect_right
+from array import array
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -20,6 +22,8 @@ from txn.states import Resolver, TxnState
 
 _RECORD_BYTES = 400  # what a record takes beside body and properties
 _OP_BYTES = 800
+
+_MOST_SHARED = 10_000
 
 
 class TxnMessage(msgspec.Struct, gc=False):
@@ -126,7 +130,9 @@ class TransactionTable:
         self._any = _InOrder()
         self._decided: OrderedDict[str, None] = OrderedDict()
         self._by_key: dict[str, str] = {}
-        self._by_half: dict[int, str] = {}
+        self._by_half: dict[int, str] = {}  # copies; the others from when a broker's op is first to be looked up
+        self._has_all_halves = False
+        self._shared: dict[Any, Any] = {}  # values that many transactions have
         self._due: list[tuple[int, int, str]] = []
         self.held_count = 0
         self.open_bytes = 0  # of log, that commits of all undecided ones take
@@ -159,6 +165,10 @@ class TransactionTable:
 
     def named_by(self, op: Op) -> Iterator[Transaction]:
         """The undecided transactions that an op is about: ours says which one, a broker's names halves or copies of them."""
+        if op.transaction_id is None and not self._has_all_halves:
+            self._has_all_halves = True
+            for open_id in self._open.after(-1):
+                self._know_halves(self._all[open_id])
         ids = [op.transaction_id] if op.transaction_id is not None else map(self._by_half.get, op.half_offsets)
         for transaction_id in ids:
             transaction = None if transaction_id is None else self._all.get(transaction_id)
@@ -181,6 +191,7 @@ class TransactionTable:
         if transaction_id in self._all:
             return
         self._all[transaction_id] = transaction
+        self._share(transaction)
         self._any.add(transaction.sequence, transaction_id)
         key = transaction.idempotency_key
         if key is not None:
@@ -192,8 +203,8 @@ class TransactionTable:
             return
         self._open.add(transaction.sequence, transaction_id)
         self.open_bytes += transaction.owed_bytes
-        for message in transaction.messages:
-            self._by_half[message.half_offset] = transaction_id
+        if self._has_all_halves:
+            self._know_halves(transaction)
         if transaction.state is TxnState.HELD:
             self.held_count += 1
         else:
@@ -314,6 +325,20 @@ class TransactionTable:
         """The idempotency key is too old to count."""
         self._by_key.pop(key, None)
 
+    def _know_halves(self, transaction: Transaction) -> None:
+        for message in transaction.messages:
+            self._by_half[message.half_offset] = transaction.transaction_id
+
+    def _share(self, transaction: Transaction) -> None:
+        """Have a million of them hold one policy, one group and a few queues, not a million of each."""
+        shared = self._shared
+        if len(shared) > _MOST_SHARED:
+            shared.clear()
+        transaction.policy = shared.setdefault(transaction.policy, transaction.policy)
+        transaction.producer_group = shared.setdefault(transaction.producer_group, transaction.producer_group)
+        for message in transaction.messages:
+            message.queue = shared.setdefault(message.queue, message.queue)
+
     def _keep_decided(self, transaction_id: str) -> None:
         self._decided[transaction_id] = None
         while len(self._decided) > self._decided_kept:
@@ -387,29 +412,43 @@ def as_begun(transaction: Transaction) -> Transaction:
 
 
 class _InOrder:
-    """Ids by an ever-growing sequence number, with a cheap way to go on behind one of them."""
+    """Ids by an ever-growing sequence number, with a cheap way to go on behind one of them: 16 bytes each."""
 
     def __init__(self) -> None:
-        self._ids: dict[int, str] = {}
-        self._sequences: list[int] = []
+        self._sequences = array("q")
+        self._ids: list[str | None] = []  # beside their sequence numbers; None: discarded
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return self._count
 
     def add(self, sequence: int, identifier: str) -> None:
-        if self._sequences and sequence < self._sequences[-1]:
-            self._sequences.insert(bisect_right(self._sequences, sequence), sequence)
-        else:
+        self._count += 1
+        if not self._sequences or sequence > self._sequences[-1]:
             self._sequences.append(sequence)
-        self._ids[sequence] = identifier
+            self._ids.append(identifier)
+            return
+        at = bisect_right(self._sequences, sequence)
+        self._sequences.insert(at, sequence)
+        self._ids.insert(at, identifier)
 
     def discard(self, sequence: int) -> None:
-        self._ids.pop(sequence, None)
-        if len(self._sequences) > 2 * len(self._ids) + 64:
-            self._sequences = [known for known in self._sequences if known in self._ids]
+        at = bisect_left(self._sequences, sequence)
+        if at == len(self._sequences) or self._sequences[at] != sequence or self._ids[at] is None:
+            return
+        self._ids[at] = None
+        self._count -= 1
+        if len(self._ids) > 2 * self._count + 64:
+            kept = [number for number, identifier in enumerate(self._ids) if identifier is not None]
+            self._sequences = array("q", [self._sequences[number] for number in kept])
+            self._ids = [self._ids[number] for number in kept]
 
     def after(self, sequence: int) -> Iterator[str]:
-        for index in range(bisect_right(self._sequences, sequence), len(self._sequences)):
-            identifier = self._ids.get(self._sequences[index])
+        """As it is at each step: what is added and discarded meanwhile counts."""
+        at = bisect_right(self._sequences, sequence)
+        while at < len(self._ids):
+            sequence, identifier = self._sequences[at], self._ids[at]
+            at += 1
             if identifier is not None:
                 yield identifier
+                at = bisect_right(self._sequences, sequence)

@@ -26,7 +26,7 @@ from txn.checkback_plan import CheckbackPolicy, OnExhausted
 from txn.coordinator import TransactionCoordinator
 from txn.half_message import CHECK_QUEUE, HALF_QUEUE, HELD_QUEUE, OP_QUEUE, read_op
 from txn.options import TransactionOptions
-from txn.pending import Transaction
+from txn.pending import Transaction, TxnMessage
 from txn.states import Resolver, TxnEvent, TxnState
 
 ORDERS = QueueId("orders", 0)
@@ -765,5 +765,32 @@ def test_check_events_are_in_the_log():
         events = await house.store.read(CHECK_QUEUE, 0, **EVERYTHING)
         assert len(events) == 4
         assert b'"row":"order_outbox:8812"' in events[0].body
+
+    in_house(life)
+
+
+def test_what_is_due_all_at_once_leaves_room_for_others_between():
+    """After a long stop a million checks may be due in one sweep."""
+
+    async def life(house):
+        count, turns = 5_000, 0
+        for number in range(count):
+            half = TxnMessage(f"m-{number}", ORDERS, None, number)
+            house.coordinator.table.add(
+                Transaction(f"txn-{number}", "shop", (half,), SOON, prepared_at_ms=0, next_check_at_ms=0)
+            )
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        beside = asyncio.ensure_future(others())
+        acted = await house.coordinator.run_once(house.world.clock.wall_ms())
+        beside.cancel()
+
+        assert acted == count
+        assert turns >= 2
 
     in_house(life)
