@@ -83,10 +83,10 @@ class Delivery:
             self.backlog_count = 0
             return 0
         if not self.backlog_count:
-            self.backlog_count = await self._log.count_overdue()
+            self.backlog_count = await self._log.count_overdue(now_ms)
         if not allowed:
             return 0
-        found = await self._log.read_overdue(allowed)
+        found = await self._log.read_overdue(now_ms, allowed)
         free = [entry for entry in found if entry.place not in self._under_way]
         for entry in found:
             if entry.place in self._under_way:

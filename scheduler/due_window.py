@@ -36,6 +36,10 @@ class DueWindow:
         """May there be something in the index that is overdue?"""
         return self.overdue_after < before(self.begin_ms)
 
+    def overdue_until_ms(self, now_ms: int) -> int:
+        """What is due before that may be delivered as overdue: not all of it, where the clock was set back meanwhile."""
+        return min(self.begin_ms, now_ms + 1)
+
     @property
     def room(self) -> int:
         return max(0, self._max_entries - len(self._open))
@@ -92,7 +96,7 @@ class DueWindow:
     # ------------------------------------------------------------------------------------------------- as time goes on
 
     def advance(self, begin_ms: int) -> None:
-        """What is due before that is overdue. A clock that is set back changes nothing."""
+        """What is due before that is overdue. A clock that is set back does not move it."""
         if begin_ms <= self.begin_ms:
             return
         if not self.has_overdue:

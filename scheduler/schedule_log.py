@@ -172,19 +172,20 @@ class ScheduleLog:
         while await self._exclusively(fill):
             pass
 
-    async def read_overdue(self, max_entries: int) -> list[DueEntry]:
+    async def read_overdue(self, now_ms: int, max_entries: int) -> list[DueEntry]:
         """What was due first of what is overdue; the next ones come next time, and what is put back."""
 
         async def read() -> list[DueEntry]:
             window = self.window
-            page = await self._index.read_due(window.overdue_after, until_ms=window.begin_ms, max_entries=max_entries)
-            window.overdue_after = page.end or before(window.begin_ms)
+            until_ms = window.overdue_until_ms(now_ms)
+            page = await self._index.read_due(window.overdue_after, until_ms=until_ms, max_entries=max_entries)
+            window.overdue_after = page.end or max(window.overdue_after, before(until_ms))
             return page.entries
 
         return await self._exclusively(read)
 
-    async def count_overdue(self) -> int:
-        return await self._exclusively(lambda: self._index.count_due(until_ms=self.window.begin_ms))
+    async def count_overdue(self, now_ms: int) -> int:
+        return await self._exclusively(lambda: self._index.count_due(until_ms=self.window.overdue_until_ms(now_ms)))
 
     async def read_due(self, after: DueEntry, *, until_ms: int, max_entries: int, labels: range = ANY_LABEL) -> DuePage:
         return await self._exclusively(

@@ -148,6 +148,23 @@ def test_a_clock_that_is_set_back_makes_nothing_early_and_nothing_twice():
     in_house(life)
 
 
+def test_what_is_put_off_after_the_clock_was_set_back_waits_for_its_own_time():
+    """It is due before what had been looked at by the other clock, and is no backlog for all that."""
+
+    async def life(house):
+        await house.deliver(86_400_000)
+        house.world.clock.jump(-86_400_000)
+        due_ms = house.now_ms + 3_600_000
+        await house.put_off("b", due_ms=due_ms)
+
+        assert await house.deliver(1_000) == []
+        assert await house.deliver(1_000) == []
+        assert await house.deliver(due_ms - house.now_ms - 1) == []
+        assert await house.deliver(1) == ["b"]
+
+    in_house(life)
+
+
 def test_a_poisoned_message_is_set_aside_with_its_reason_and_the_others_are_delivered():
     async def life(house):
         await house.put_off("a", delay_ms=10)
