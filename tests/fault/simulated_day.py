@@ -7,9 +7,10 @@ asked about or held, and no loop spins.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from scheduler import cron_schedule, scheduled_message
 from scheduler.cron_schedule import CRON_QUEUE, CatchUp, CronSchedule, Fired, Skipped
@@ -106,15 +107,22 @@ class Day:
         ends = sorted(self.randomness.sample(range(1, DAY_SECONDS), 3 if self.jumps_allowed else 0))
         for begin, end in zip([0, *ends], [*ends, DAY_SECONDS], strict=True):
             world = self._world(disk)
-            world.run(self._live(world, end - begin))
+            self._run(world, self._live(world, end - begin))
             disk = self._end(world)
         if not self.jumps_allowed:
             assert self.most_late_ms <= SWEEP_MS + 1_000, f"nothing was in its way, and it came {self.most_late_ms} ms late"
         world = self._world(disk)
         # Whatever was put off so far, from the furthest moment that the clock has shown, is due by then.
         world.clock.jump(max(self.furthest_ms, self.wall_ms) + _LONGEST_DELAY_MS + HOUR_MS - self.wall_ms)
-        world.run(self._settle(world))
+        self._run(world, self._settle(world))
         world.end()
+
+    def _run(self, world: World, main: Coroutine[Any, Any, None]) -> None:
+        try:
+            world.run(main)
+        except BaseException:
+            world.end()
+            raise
 
     def _world(self, disk: SimulatedDisk) -> World:
         self.lives += 1
@@ -176,7 +184,7 @@ class Day:
         delay_ms = self._a_delay(service)
         now_ms = service.clock.wall_ms()
         how = {"delay_ms": delay_ms} if service.randomness.random() < 0.6 else {"due_ms": now_ms + delay_ms}
-        given = [scheduled_message.put_off(scheduled_message.with_delay(_message(name), name, **how), now_ms) for name in names]
+        given = [scheduled_message.put_off(scheduled_message.with_delay(_message(name), **how), now_ms) for name in names]
         for one, place in zip(given, await service.store.append(given), strict=True):
             self.delayed[one.message_id] = Delayed(scheduled_message.due_ms_at(one, place.stored_at_ms))
 
@@ -189,11 +197,11 @@ class Day:
         name = service.randomness.choice(list(self.delayed))
         try:
             if service.randomness.random() < 0.5:
-                await service.schedules.cancel(name)
+                await service.schedules.cancel(f"sch_{name}")
                 self.delayed[name].is_cancelled = True
             else:
                 due_ms = service.clock.wall_ms() + self._a_delay(service)
-                await service.schedules.move(name, due_ms)
+                await service.schedules.move(f"sch_{name}", due_ms)
                 self.delayed[name].due_ms = due_ms
         except (AlreadyDelivered, AlreadyCancelled):
             pass
@@ -202,7 +210,7 @@ class Day:
         number = len(self.begun)
         delay_ms = self._a_delay(service) if number % 3 == 0 else None
         name = f"t{number}"
-        given = _message(name) if delay_ms is None else scheduled_message.with_delay(_message(name), name, delay_ms=delay_ms)
+        given = _message(name) if delay_ms is None else scheduled_message.with_delay(_message(name), delay_ms=delay_ms)
         self.delays_ms[name] = delay_ms or 0
         key = f"key-{number}" if number % 2 else None
         group = service.randomness.choice(["polled", "asked"])
@@ -397,7 +405,7 @@ class Service:
             Ticker("checkback", sweep, interval_ms=SWEEP_MS),
             Ticker("cron", fire, interval_ms=SWEEP_MS),
             Ticker("webhooks", sender.run_once, interval_ms=SWEEP_MS),
-            Ticker("schedule_snapshots", self.schedules.save_snapshot, interval_ms=1_800_000),
+            Ticker("cron_snapshots", self.cron.save_snapshot, interval_ms=1_800_000),
             Ticker("snapshots", self.coordinator.save_snapshot, interval_ms=1_800_000),
         ]
         for ticker in self.tickers:
