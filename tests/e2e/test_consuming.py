@@ -1,0 +1,273 @@
+"""Consuming under leases over HTTP: what a consumer with curl does, and what survives the kill of the service."""
+
+import socket
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.http import answers, assert_problem, ok, request, until
+from tests.support.server import Server
+
+LONG_MS = 30_000
+WAITERS = 1_000
+_numbers = count(1)
+
+
+class Group:
+    """One group over HTTP."""
+
+    def __init__(self, api: httpx.Client, topic: str, **rules: Any) -> None:
+        self.api = api
+        self.topic = topic
+        self.name = f"group-{next(_numbers)}-of-{topic}"
+        self.path = f"/v1/groups/{self.name}"
+        ok(api.put(self.path, json={"topics": [{"topic": topic}], **rules}), 201)
+
+    def send(self, *payloads: str, **fields: Any) -> list[str]:
+        entries = [{"message": {"payload": payload, **fields}} for payload in payloads]
+        results = ok(self.api.post(f"/v1/topics/{self.topic}/messages/batch", json={"entries": entries}), 201)["results"]
+        return [result["receipt"]["message_id"] for result in results]
+
+    def receive(self, **fields: Any) -> list[dict[str, Any]]:
+        return ok(self.api.post(f"{self.path}/receive", json=fields))["messages"]
+
+    def settle(self, verb: str, *messages: dict[str, Any], status: int = 200, **fields: Any) -> list[dict[str, Any]]:
+        entries = [{"receipt_handle": message["receipt_handle"], **fields} for message in messages]
+        return ok(self.api.post(f"{self.path}/{verb}", json={"entries": entries}), status)["results"]
+
+    def lag(self) -> dict[str, Any]:
+        return ok(self.api.get(f"{self.path}/lag"))
+
+    def offsets(self) -> list[int]:
+        return [item["offset"] for item in ok(self.api.get(f"{self.path}/offsets"))["items"]]
+
+
+def payloads(messages: list[dict[str, Any]]) -> list[str]:
+    return [message["payload"] for message in messages]
+
+
+@pytest.fixture
+def group(api, topic) -> Group:
+    return Group(api, topic)
+
+
+@pytest.fixture
+def own(tmp_path) -> Iterator[tuple[Server, httpx.Client]]:
+    with Server(tmp_path / "data") as server, server.client() as api:
+        ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+        yield server, api
+
+
+def test_a_consumer_receives_extends_acknowledges_and_is_told_entry_by_entry(group):
+    sent = group.send("a", "b", "c")
+
+    first, second, third = group.receive(worker="billing-7f")
+
+    assert [one["message_id"] for one in (first, second, third)] == sent
+    assert [one["attempt"] for one in (first, second, third)] == [1, 1, 1]
+    assert (first["topic"], first["queue_id"], first["queue_offset"]) == (group.topic, 0, 0)
+    assert group.receive() == []
+    (extended,) = group.settle("extend", first, lease_ms=60_000)
+    assert extended["lease_expires_at"] > first["lease_expires_at"]
+    assert [one["status"] for one in group.settle("ack", first, second)] == [200, 200]
+    assert group.offsets() == [2]
+    group.settle("nack", third, delay_ms=0)
+    (again,) = group.receive()
+    assert (again["message_id"], again["attempt"]) == (third["message_id"], 2)
+    refused, taken = group.settle("ack", third, again, status=207)
+    assert (refused["status"], refused["problem"]["code"], taken["status"]) == (409, "lease_expired", 200)
+
+
+def test_two_groups_are_given_everything_each(api, topic, group):
+    other = Group(api, topic)
+    group.send("a", "b")
+
+    assert payloads(group.receive()) == payloads(other.receive()) == ["a", "b"]
+
+
+def test_a_group_that_does_not_exist_and_one_that_reads_nothing_are_told_apart(api, topic):
+    assert_problem(api.post("/v1/groups/nobody/receive"), 404, "group_not_found")
+    for verb in ("ack", "nack", "extend", "dead-letter"):
+        body = {"entries": [{"receipt_handle": "lh_x"}]}
+        assert_problem(api.post(f"/v1/groups/nobody/{verb}", json=body), 404, "group_not_found")
+    name = f"/v1/groups/empty-of-{topic}"
+    ok(api.put(name), 201)
+    assert_problem(api.post(f"{name}/receive"), 422, "unsupported_combination")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "pointer"),
+    [
+        ({"topics": [{"topic": "nowhere"}]}, 404, "topic_not_found", "/topics/0/topic"),
+        ({"topics": [{"topic": "%RETRY%x"}]}, 422, "reserved_topic", "/topics/0/topic"),
+        ({"lease_ms": 99}, 422, "validation_failed", "/lease_ms"),
+        ({"max_attempts": 0}, 422, "validation_failed", "/max_attempts"),
+        ({"backoff_ms": []}, 422, "validation_failed", "/backoff_ms"),
+        ({"push": {"url": "https://example.org"}}, 422, "validation_failed", "/push"),
+        ({"start": "middle"}, 422, "validation_failed", "/start"),
+    ],
+)
+def test_rules_that_cannot_be_are_refused_with_their_place_and_leave_no_group_behind(api, topic, body, status, code, pointer):
+    path = f"/v1/groups/refused-of-{topic}"
+
+    assert_problem(api.put(path, json=body), status, code, pointer)
+
+    assert_problem(api.get(path), 404, "group_not_found")
+
+
+def test_a_filter_belongs_to_the_group_and_says_where_it_is_wrong(api, topic):
+    path = f"/v1/groups/filtered-of-{topic}"
+    wrong = {"topic": topic, "filter": {"kind": "sql92", "expression": "amount > "}}
+    assert_problem(api.put(path, json={"topics": [wrong]}), 422, "validation_failed", "/topics/0/filter/expression")
+    group = Group(api, topic)
+    ok(api.put(group.path, json={"topics": [wrong | {"filter": {"kind": "sql92", "expression": "amount > 10"}}]}))
+    group.send("no", properties={"amount": "9"})
+    group.send("yes", properties={"amount": "11"})
+
+    assert payloads(group.receive()) == ["yes"]
+
+
+def test_a_change_of_a_group_can_ask_for_the_revision_that_it_knows(api, topic, group):
+    rules = {"topics": [{"topic": topic}], "lease_ms": 5_000}
+
+    assert_problem(api.put(group.path, json=rules, headers={"If-Match": '"7"'}), 412, "revision_mismatch")
+    changed = api.put(group.path, json=rules, headers={"If-Match": '"1"'})
+
+    assert (ok(changed)["revision"], changed.headers["etag"]) == (2, '"2"')
+    assert ok(api.get(group.path))["lease_ms"] == 5_000
+
+
+def test_a_message_that_is_refused_too_often_is_a_dead_letter_and_can_be_redriven(api, topic):
+    group = Group(api, topic, max_attempts=2, backoff_ms=[100])
+    (message_id,) = group.send("a", key="8812")
+    group.settle("nack", *group.receive(), reason="db down")
+    (again,) = group.receive(wait_ms=LONG_MS)
+    assert (again["attempt"], again["message_id"], again["queue_offset"]) == (2, message_id, 0)
+    group.settle("nack", again, reason="db still down")
+
+    (dead,) = ok(api.get(f"{group.path}/dead-letters"))["items"]
+    assert (dead["origin_topic"], dead["reason"], dead["attempts"]) == (topic, "db still down", 2)
+    assert (dead["message"]["message_id"], dead["message"]["payload"], dead["message"]["key"]) == (message_id, "a", "8812")
+    begun = ok(api.post(f"{group.path}/dead-letters/redrive", json={"select": "all"}), 202)
+    (redriven,) = group.receive(wait_ms=LONG_MS)
+    assert (redriven["message_id"], redriven["attempt"], redriven["topic"]) == (message_id, 1, topic)
+    task = until(lambda: ok(api.get(f"/v1/tasks/{begun['task']['task_id']}")), "the task is known")
+    assert task["succeeded"] == 1
+    assert ok(api.get(f"{group.path}/dead-letters"))["items"] == []
+    assert ok(api.get(f"/v1/messages/{message_id}"))["topic"] == topic
+
+
+def test_a_reset_says_before_what_it_would_do_and_then_does_it(api, topic, group):
+    group.send("a", "b", "c")
+    first, second, third = group.receive()
+    group.settle("ack", first, second)
+    reset = {"topic": topic, "to": "earliest"}
+
+    planned = ok(api.post(f"{group.path}/offsets/reset", json=reset | {"dry_run": True}))
+    assert group.receive() == []
+    done = ok(api.post(f"{group.path}/offsets/reset", json=reset))
+
+    assert (planned["messages_affected"], planned["queues"]) == (2, [{"queue_id": 0, "from_offset": 2, "to_offset": 0}])
+    assert done["queues"] == planned["queues"]
+    assert group.settle("ack", third, status=207)[0]["status"] == 409
+    assert [(one["payload"], one["attempt"]) for one in group.receive()] == [("a", 1), ("b", 1), ("c", 1)]
+    for wrong, pointer in (({"to": "time"}, "/at"), ({"to": "offset", "offset": 0}, "/queue_id"), ({"at": "x"}, "/at")):
+        body = reset | wrong
+        assert_problem(api.post(f"{group.path}/offsets/reset", json=body), 422, "validation_failed", pointer)
+
+
+def test_what_was_acknowledged_never_comes_again_and_what_was_not_does_whenever_the_service_is_killed(own):
+    server, api = own
+    group = Group(api, "orders", lease_ms=500)
+    sent = group.send(*[str(number) for number in range(30)])
+    acked: set[str] = set()
+    for life in range(3):
+        received = group.receive(max_messages=10, wait_ms=LONG_MS)
+        group.settle("ack", *received[: 3 + life])
+        acked |= {one["message_id"] for one in received[: 3 + life]}
+        server.kill()
+        server.start()
+
+    while group.lag()["messages_ready"] or group.lag()["messages_leased"]:
+        received = group.receive(wait_ms=1_000)
+        assert not acked & {one["message_id"] for one in received}, "an acknowledged message came again"
+        if received:
+            group.settle("ack", *received)
+            acked |= {one["message_id"] for one in received}
+
+    assert acked == set(sent)
+    assert group.offsets() == [30]
+
+
+def test_a_receipt_is_good_after_kill_9_and_an_attempt_can_be_repeated(own):
+    server, api = own
+    group = Group(api, "orders", lease_ms=60_000)
+    group.send("a", "b")
+    received = group.receive(max_messages=1, attempt_id="try-1")
+    server.kill()
+
+    server.start()
+
+    again = group.receive(max_messages=1, attempt_id="try-1")
+    assert [one["receipt_handle"] for one in again] == [one["receipt_handle"] for one in received]
+    assert again[0]["lease_expires_at"] == received[0]["lease_expires_at"]
+    group.settle("ack", *received)
+    assert payloads(group.receive()) == ["b"]
+
+
+def test_a_thousand_long_polls_wait_for_a_thousand_messages_and_get_one_each(own):
+    server, api = own
+    group = Group(api, "orders")
+    body = b'{"max_messages":1,"wait_ms":30000}'
+    asked = request("POST", f"{group.path}/receive", "Content-Type: application/json", body=body, close=True)
+    waiting = []
+    for _ in range(WAITERS):
+        connection = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+        connection.sendall(asked)
+        waiting.append(connection)
+    until(lambda: f"escrowmq_long_polls_open {WAITERS}.0" in api.get("/metrics").text, "all of them are parked", seconds=60)
+
+    group.send(*[str(number) for number in range(WAITERS)])
+
+    found = []
+    for connection in waiting:
+        raw = b""
+        while piece := connection.recv(65_536):
+            raw += piece
+        connection.close()
+        (answer,) = answers(raw)
+        assert answer.status == 200
+        assert answer.body.count(b'"message_id"') == 1
+        found.append(answer.body.partition(b'"payload":"')[2].partition(b'"')[0])
+    assert len(set(found)) == WAITERS
+
+
+def test_a_stop_answers_those_who_wait(own):
+    server, api = own
+    group = Group(api, "orders")
+    body = b'{"wait_ms":30000}'
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(request("POST", f"{group.path}/receive", "Content-Type: application/json", body=body))
+        until(lambda: "escrowmq_long_polls_open 1.0" in api.get("/metrics").text, "it is parked")
+
+        assert server.terminate() == 0
+
+        (answer,) = answers(connection.recv(65_536))
+    assert answer.status == 200
+    assert answer.body.endswith(b'"messages":[]}')
+
+
+def test_a_deleted_group_answers_those_who_wait_and_begins_anew(api, topic, group):
+    group.send("a")
+    (held,) = group.receive()
+
+    assert api.delete(group.path).status_code == 204
+
+    assert_problem(api.get(group.path), 404, "group_not_found")
+    assert_problem(api.post(f"{group.path}/ack", json={"entries": [{"receipt_handle": "lh_x"}]}), 404, "group_not_found")
+    ok(api.put(group.path, json={"topics": [{"topic": topic}]}), 201)
+    assert group.settle("ack", held, status=207)[0]["status"] == 409
+    assert [(one["payload"], one["attempt"]) for one in group.receive()] == [("a", 1)]
