@@ -7,7 +7,7 @@ ROWS ?=
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check test-faults bench openapi migration demo lock clean
+.PHONY: help setup run test check test-faults bench audit openapi migration demo lock clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -28,24 +28,30 @@ help:  ## list the verbs
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --require-hashes -r requirements-demo.lock
 	@touch $@
 
-setup: .venv/.dev  ## make .venv with everything that running, testing and measuring needs
+# Spark comes as source, too. A Java is added where the machine has none that fits.
+.venv/.audit: requirements-audit.lock requirements-java.lock .venv/.run
+	$(BIN)/pip install --quiet --no-build-isolation --require-hashes -r requirements-audit.lock
+	$(BIN)/python -m audit.java > /dev/null 2>&1 || $(BIN)/pip install --quiet --require-hashes -r requirements-java.lock
+	@touch $@
+
+setup: .venv/.dev .venv/.audit  ## make .venv with everything that running, testing and measuring needs
 
 run: .venv/.run  ## start the service on 127.0.0.1:8080; topics are made as they are used, data is kept in ./data
 	$(BIN)/escrowmq serve --dev --data-dir $(DATA_DIR)
 
-test: .venv/.demo  ## the everyday tests
-	$(BIN)/pytest -n auto -m "not faults"
+test: .venv/.demo .venv/.audit  ## the everyday tests
+	$(BIN)/pytest -n auto --dist loadgroup -m "not faults"
 
-check: .venv/.dev  ## format, lint, types, import contracts
+check: .venv/.dev .venv/.audit  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test-faults: .venv/.dev  ## power cuts, kills, failing disks (FAULTS=ci or FAULTS=full)
-	FAULTS=$(or $(FAULTS),ci) $(BIN)/pytest -n auto -m faults
+test-faults: .venv/.dev .venv/.audit  ## power cuts, kills, failing disks (FAULTS=ci or FAULTS=full)
+	FAULTS=$(or $(FAULTS),ci) $(BIN)/pytest -n auto --dist loadgroup -m faults
 
-bench: .venv/.dev  ## measure, each figure beside its limit in the same run
+bench: .venv/.dev .venv/.audit  ## measure, each figure beside its limit in the same run
 	$(BIN)/python -m benchmarks
 
 openapi: .venv/.run  ## write openapi/openapi.json anew
@@ -57,6 +63,9 @@ migration: .venv/.run  ## a new migration of the registry: make migration name="
 	$(BIN)/alembic -x url=sqlite:///build/scratch.db revision --autogenerate -m "$(name)" \
 		--rev-id $$(printf %04d $$(($$(ls alembic/versions/*.py 2>/dev/null | wc -l) + 1)))
 
+audit: .venv/.audit  ## prove what became of every transaction of `make run`: make audit LOG=DIR for another store
+	$(BIN)/escrowmq audit run --log $(or $(LOG),$(DATA_DIR)/store)
+
 demo: .venv/.demo  ## every flight out of New York in 2013 as a transaction, with crashes (ROWS=5000 for fewer, SEED=7 for others)
 	$(BIN)/python -m examples.flights $(if $(ROWS),--rows $(ROWS)) $(if $(SEED),--seed $(SEED))
 
@@ -66,6 +75,8 @@ lock: .venv/.dev  ## pin the dependencies of pyproject.toml anew
 	$(LOCK) pyproject.toml --group build --group dev -o requirements-dev.lock
 	$(LOCK) pyproject.toml --group build -c requirements-dev.lock -o requirements.lock
 	$(LOCK) --no-deps --group demo -o requirements-demo.lock
+	$(LOCK) --group audit -c requirements-dev.lock -o requirements-audit.lock
+	$(LOCK) --group java -o requirements-java.lock
 
 clean:  ## remove what was built; ./data stays
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .hypothesis

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LOWER_FLOORS = ("storage", "txn", "scheduler", "delivery")
-PRODUCT = (*LOWER_FLOORS, "app", "cli", "client", "pytest_escrowmq")
+PRODUCT = (*LOWER_FLOORS, "app", "audit", "cli", "client", "pytest_escrowmq")
 ROOMS = (*PRODUCT, "examples", "benchmarks", "tests")
 
 

@@ -1,0 +1,105 @@
+"""What a record looks like as a row of `commitlog`, and what kinds of records there are."""
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from storage.formats import names
+from storage.formats.delay_levels import SCHEDULE_TOPIC
+
+HALF = "half"
+OP = "op"
+FINAL = "final"  # a message in its real topic that came out of a transaction
+MESSAGE = "message"
+HELD = "held"
+CHECK = "check"
+DELAYED = "delayed"  # waits in a delay topic
+RETRY = "retry"
+DEAD_LETTER = "dead_letter"
+SYSTEM = "system"  # of the house's own topics those that have no kind of their own
+DAMAGED = "damaged"
+FILLER = "filler"
+MISSING = "missing"
+
+KINDS = (HALF, OP, FINAL, MESSAGE, HELD, CHECK, DELAYED, RETRY, DEAD_LETTER, SYSTEM)
+STRETCHES = (DAMAGED, FILLER, MISSING)  # rows that are no record; together with the records they are every byte of the log
+
+_OF_TOPIC = {
+    names.HALF_TOPIC: HALF,
+    names.OP_TOPIC: OP,
+    names.HELD_TOPIC: HELD,
+    names.CHECK_TOPIC: CHECK,
+    SCHEDULE_TOPIC: DELAYED,
+    names.TIMER_TOPIC: DELAYED,
+}
+_OF_PREFIX = {"%RETRY%": RETRY, "%DLQ%": DEAD_LETTER}
+_OUR_TOPICS = "rmq_sys_escrowmq_"
+
+
+def kind_of_topic(topic: str) -> str:
+    """MESSAGE for a real topic: whether it is a final, the record's transaction bits say."""
+    known = _OF_TOPIC.get(topic) or next((kind for prefix, kind in _OF_PREFIX.items() if topic.startswith(prefix)), None)
+    if known is None and topic.startswith(_OUR_TOPICS):
+        return SYSTEM
+    return known or MESSAGE
+
+
+# name -> Spark type. A reader is asked for some of them and works out no others: name few, pay for few.
+COLUMNS = {
+    "segment": "bigint",  # log offset at which the record's file begins
+    "log_offset": "bigint",
+    "record_bytes": "bigint",  # of a row that is no record the length of the stretch
+    "kind": "string",
+    "damage": "string",  # why a stretch is damaged
+    "is_verified": "boolean",  # false: whole by itself, in a damaged unit
+    "topic": "string",
+    "queue_id": "int",
+    "queue_offset": "bigint",
+    "flag": "int",
+    "sys_flag": "int",
+    "is_commit": "boolean",  # has the COMMIT bits: it came out of a transaction
+    "born_at": "timestamp",
+    "stored_at": "timestamp",
+    "reconsume_times": "int",
+    "prepared_offset": "bigint",
+    "body_bytes": "int",
+    "body_crc": "bigint",
+    "message_id": "string",
+    "transaction_id": "string",
+    "producer_group": "string",
+    "real_topic": "string",
+    "real_queue_id": "int",
+    "key": "string",
+    "tag": "string",
+    "schedule_id": "string",
+    "check_times": "int",  # how often a broker had asked when it stored the half again
+    "decision": "string",  # on an op of ours: commit or rollback
+    "half_offsets": "array<bigint>",  # on an op: queue offsets of the halves it names
+    "message_count": "int",  # on the first half of a transaction of ours
+    "event": "string",  # on a check: what happened
+    "properties": "string",  # as they are stored
+    "body": "binary",
+}
+
+_ARROW_TYPES = {
+    "bigint": pa.int64(),
+    "int": pa.int32(),
+    "boolean": pa.bool_(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "array<bigint>": pa.list_(pa.int64()),
+}
+
+
+def schema_text(names: Iterable[str] = tuple(COLUMNS)) -> str:
+    """These columns as a schema for `spark.read`."""
+    return ", ".join(f"{name} {COLUMNS[name]}" for name in names)
+
+
+def arrow_field(name: str) -> pa.Field:
+    return pa.field(name, _ARROW_TYPES[COLUMNS[name]])
+
+
+def arrow_schema(names: Iterable[str] = tuple(COLUMNS)) -> pa.Schema:
+    return pa.schema([arrow_field(name) for name in names])

@@ -1,0 +1,193 @@
+"""Spark data source `commitlog`: the records of a log as rows (audit/columns.py), decoded by numpy, handed over as Arrow.
+
+    spark.read.format("commitlog").option("path", "/data/store").schema("kind string, topic string").load()
+
+Options:
+    path             a store's folder (the one that holds commitlog/), or one that holds the segments; a path, or a URI that
+                     pyarrow knows (s3://, hdfs://, gs://, file://)
+    splitMB          how much of a segment one task reads (64)
+    startOffset      log offsets: read from the first unit at or behind it,
+    endOffset        and up to the first unit at or behind it (up to where the log is on disk)
+    pushdown         "true" where spark.sql.python.filterPushdown.enabled is on, which it is not unless somebody asks; Spark
+                     refuses a reader that can take filters while it is off
+    log              the log as an earlier look found it (`encode_log`): so that several reads mean the same bytes
+
+Ask for columns by a schema: those that are not named cost nothing. What is damaged comes as rows of kind `damaged`; a row is
+never left out in silence. Every byte of the log is in one row, `record_bytes` of all rows add up to the length of the log.
+"""
+
+import base64
+import pickle
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from audit import columns, decode, extent
+from audit.extent import Log, Part
+from audit.log_files import LogReader
+from audit.walk import What
+
+NAME = "commitlog"
+_STRETCH_KINDS = {What.DAMAGE: columns.DAMAGED, What.FILLER: columns.FILLER, What.MISSING: columns.MISSING}
+
+
+def encode_log(log: Log) -> str:
+    """As an option of a read."""
+    return base64.b64encode(pickle.dumps(log)).decode("ascii")
+
+
+def log_of(options: MutableMapping[str, str]) -> Log:
+    """Raises LogNotFound."""
+    known = options.get("log")
+    if known is not None:
+        log: Log = pickle.loads(base64.b64decode(known))  # noqa: S301 - our own, a moment ago
+        return log
+    return extent.find_log(options["path"], begin=_number(options, "startoffset"), end=_number(options, "endoffset"))
+
+
+class CommitLogSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> str:
+        return columns.schema_text()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        kind = FilteringReader if self.options.get("pushdown", "").lower() == "true" else CommitLogReader
+        return kind(dict(self.options), schema)
+
+
+@dataclass
+class LogPartition(InputPartition):
+    log: Log
+    part: Part
+
+
+class CommitLogReader(DataSourceReader):
+    def __init__(self, options: dict[str, str], schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._filters: list[Filter] = []
+
+    def partitions(self) -> Sequence[InputPartition]:
+        log = log_of(self._options)
+        split_bytes = int(float(self._options.get("splitmb", extent.SPLIT_BYTES >> 20)) * (1 << 20))
+        found = extent.parts(log, split_bytes=max(1, split_bytes))
+        return [LogPartition(log, part) for part in found if may_match(part, self._filters)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, LogPartition):
+            return  # of a log without a byte: Spark asks for one partition all the same
+        yield from rows(partition.log, partition.part, to_arrow_schema(self._schema, timezone="UTC"), self._filters)
+
+
+class FilteringReader(CommitLogReader):
+    """Takes filters that spare whole parts of the log, or rows before Spark sees them."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        for one in filters:
+            if is_taken(one):
+                self._filters.append(one)
+            else:
+                yield one
+
+
+def rows(log: Log, part: Part, schema: pa.Schema, filters: Sequence[Filter] = ()) -> Iterator[pa.RecordBatch]:
+    """The rows of one part, with the columns of the schema, of which none means just their number."""
+    asked = _with_filter_columns(schema, filters)
+    base = part.segment.base_offset if part.segment is not None else part.begin
+    reader = LogReader(log.folder)
+    try:
+        for piece in extent.pieces(log, part, reader):
+            if piece.what is What.RECORDS:
+                found = decode.batches(piece, base, asked)
+            else:
+                stretch = (_STRETCH_KINDS[piece.what], piece.offset, piece.length, piece.reason)
+                found = decode.stretches([stretch], base, asked)
+            for batch in found:
+                kept = _matching(batch, filters)
+                if kept.num_rows:
+                    yield kept.select(schema.names)
+    finally:
+        reader.close()
+
+
+# -------------------------------------------------------------------------------------------------------------- filters
+
+_COMPARISONS: dict[type[Filter], Any] = {
+    EqualTo: pc.equal,
+    GreaterThan: pc.greater,
+    GreaterThanOrEqual: pc.greater_equal,
+    LessThan: pc.less,
+    LessThanOrEqual: pc.less_equal,
+}
+_FILTERED = {"log_offset", "kind", "topic", "queue_id", "queue_offset", "stored_at", "born_at", "transaction_id", "is_commit"}
+
+
+def is_taken(one: Filter) -> bool:
+    """Can the reader itself see to it?"""
+    return isinstance(one, (In, *_COMPARISONS)) and len(one.attribute) == 1 and one.attribute[0] in _FILTERED  # type: ignore[attr-defined]
+
+
+def may_match(part: Part, filters: Iterable[Filter]) -> bool:
+    """Can a record that begins in the part have such a log offset?"""
+    for one in filters:
+        if isinstance(one, In) or one.attribute != ("log_offset",):  # type: ignore[attr-defined]
+            continue
+        value = one.value  # type: ignore[attr-defined]
+        if isinstance(one, EqualTo | GreaterThan | GreaterThanOrEqual) and part.end <= value - _REACH:
+            return False
+        if isinstance(one, EqualTo | LessThan | LessThanOrEqual) and part.begin > value:
+            return False
+    return True
+
+
+_REACH = 64 << 20  # a part gives the records of a unit that begins in it, and a unit is shorter
+
+
+def _with_filter_columns(schema: pa.Schema, filters: Iterable[Filter]) -> pa.Schema:
+    missing = {one.attribute[0] for one in filters} - set(schema.names)  # type: ignore[attr-defined]
+    for name in sorted(missing):
+        schema = schema.append(columns.arrow_field(name))
+    return schema
+
+
+def _matching(batch: pa.RecordBatch, filters: Iterable[Filter]) -> pa.RecordBatch:
+    for one in filters:
+        column = batch.column(one.attribute[0])  # type: ignore[attr-defined]
+        value = one.value  # type: ignore[attr-defined]
+        if isinstance(one, In):
+            keep = pc.is_in(column, pa.array([_value(each) for each in value], column.type))
+        else:
+            keep = _COMPARISONS[type(one)](column, pa.scalar(_value(value), column.type))
+        batch = batch.filter(keep)
+    return batch
+
+
+def _value(value: Any) -> Any:
+    """Spark hands over times without a zone, in the session's, which for us is UTC."""
+    return value.timestamp() if isinstance(value, datetime) and value.tzinfo is None else value
+
+
+def _number(options: MutableMapping[str, str], name: str) -> int | None:
+    text = options.get(name)
+    return None if text is None else int(text)

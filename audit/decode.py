@@ -1,0 +1,429 @@
+"""Records of the log as Arrow columns, many at a time: numpy finds where everything lies, Arrow copies it.
+
+Nothing here loops over records: a column costs 10 to 100 ns a record (benchmarks/audit.py). Records with IPv6 hosts, which few
+brokers write, have their fields further back and are gathered by their own positions. What a record states about itself is
+checked before it is followed, so bytes that somebody made up end as a damaged row and never as an error.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from audit import columns
+from audit.walk import Piece, What
+from storage.formats import properties
+from storage.formats import record as records
+from storage.formats.scan import Ints
+from storage.message import TransactionBits
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
+Spans = tuple[Ints, Ints]
+"""(begins, ends) of texts in one buffer; both 0 where there is none."""
+
+BATCH_RECORDS = 16_384
+
+# formats/record.py with IPv4 hosts, up to and with body_bytes, and the part that IPv6 hosts move.
+_HEADER = np.dtype(
+    [
+        ("total", ">i4"), ("magic", ">u4"), ("body_crc", ">u4"), ("queue_id", ">i4"), ("flag", ">i4"), ("queue_offset", ">i8"),
+        ("log_offset", ">i8"), ("sys_flag", ">i4"), ("born_at", ">i8"), ("born_host", "V8"), ("stored_at", ">i8"),
+        ("store_host", "V8"), ("reconsume_times", ">i4"), ("prepared_offset", ">i8"), ("body_bytes", ">i4"),
+    ]
+)  # fmt: skip
+_STORED_AT, _STORE_HOST_AT, _TAIL_AT = 56, 64, 72
+_TAIL = np.dtype([("reconsume_times", ">i4"), ("prepared_offset", ">i8"), ("body_bytes", ">i4")])
+_IPV6_MORE_BYTES = 12
+assert _HEADER.itemsize == 88
+
+_VALUE_END = ord(properties.VALUE_END)
+_COUNT_PREFIX = b'{"message_count":'
+_EVENT = r'^\{"event":"(?P<event>[a-z_]+)"'
+_NUMBER = r"^[0-9]{1,18}$"
+
+_TEXT_PROPERTIES = {
+    "message_id": properties.MESSAGE_ID,
+    "producer_group": properties.PRODUCER_GROUP,
+    "real_topic": properties.REAL_TOPIC,
+    "key": properties.KEYS,
+    "tag": properties.TAGS,
+    "schedule_id": properties.SCHEDULE_ID,
+    "decision": "__decision",
+}
+_NUMBER_PROPERTIES = {"real_queue_id": properties.REAL_QUEUE, "check_times": "TRANSACTION_CHECK_TIMES"}
+_FACTS = "__transaction"
+_NAMES = {**_TEXT_PROPERTIES, **_NUMBER_PROPERTIES, "own_id": properties.TRANSACTION_ID, "message_count": _FACTS}
+# What a column is made of beside its own property.
+_NEEDS = {"transaction_id": ("own_id", "message_id"), "kind": ("real_topic",), "message_count": ("message_count",)}
+_IDENTIFIED = (columns.HALF, columns.HELD, columns.FINAL, columns.DELAYED)  # by their message id, where a broker wrote them
+
+_HEADER_COLUMNS = {
+    "queue_id": np.int32, "queue_offset": np.int64, "flag": np.int32, "sys_flag": np.int32, "reconsume_times": np.int32,
+    "prepared_offset": np.int64, "body_bytes": np.int32, "body_crc": np.int64,
+}  # fmt: skip
+
+
+def batches(piece: Piece, segment_base: int, schema: pa.Schema) -> Iterable[pa.RecordBatch]:
+    """The records of a piece as rows with the columns of the schema, in log order."""
+    for at in range(0, len(piece.record_offsets), BATCH_RECORDS):
+        some = slice(at, at + BATCH_RECORDS)
+        rows = Rows(piece, piece.record_offsets[some], piece.record_bytes[some], segment_base, schema.names)
+        if len(rows.at):
+            yield pa.RecordBatch.from_arrays([rows.column(field) for field in schema], schema=schema)
+        yield from stretches(rows.malformed, segment_base, schema)
+
+
+def stretches(found: Sequence[tuple[str, int, int, str]], segment_base: int, schema: pa.Schema) -> Iterable[pa.RecordBatch]:
+    """Rows that are no record: (kind, log offset, length, why)."""
+    if not found:
+        return
+    known: dict[str, Any] = {
+        "kind": [kind for kind, *_ in found],
+        "log_offset": [offset for _, offset, *_ in found],
+        "record_bytes": [length for *_, length, _ in found],
+        "damage": [why or None for *_, why in found],
+        "is_verified": [kind == columns.FILLER for kind, *_ in found],
+        "segment": [segment_base] * len(found),
+    }
+    arrays = [
+        pa.array(known[field.name], field.type) if field.name in known else pa.nulls(len(found), field.type) for field in schema
+    ]
+    yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def row_at(window: bytes, offset: int, names: Sequence[str]) -> dict[str, Any] | None:
+    """The record that the window is, as a row; None where its lengths do not add up."""
+    piece = Piece(What.RECORDS, offset, len(window), "", window, offset, np.array([offset]), np.array([len(window)]))
+    for batch in batches(piece, offset, columns.arrow_schema(names)):
+        row: dict[str, Any] = batch.to_pylist()[0]
+        return row if row.get("kind") != columns.DAMAGED else None
+    return None
+
+
+def is_ours(raw: bytes) -> bool:
+    """Did this service write the record that begins here? Its store host says so."""
+    return raw.startswith(records.HOST, _STORE_HOST_AT)
+
+
+class Rows:
+    """Some records of a window, of which columns are asked for. `at`: where in the window each begins."""
+
+    def __init__(self, piece: Piece, offsets: Ints, lengths: Ints, segment_base: int, wanted: Sequence[str]) -> None:
+        self._raw = np.frombuffer(piece.window, np.uint8)
+        self._window_offset = piece.window_offset
+        self._segment_base = segment_base
+        self._is_verified = piece.is_verified
+        self.malformed: list[tuple[str, int, int, str]] = []
+        self.at = offsets - piece.window_offset
+        self._lengths = lengths
+        self._find_fields()
+        self._wanted = {need for name in wanted for need in (*_NEEDS.get(name, ()), name)}
+
+    def column(self, field: pa.Field) -> pa.Array:
+        name = field.name
+        if name in _HEADER_COLUMNS:
+            return pa.array(self._header(name).astype(_HEADER_COLUMNS[name]), field.type)
+        if name in ("born_at", "stored_at"):
+            micros = self._header(name).astype(np.int64) * 1000
+            return pa.Array.from_buffers(field.type, len(self.at), [None, pa.py_buffer(micros)])
+        if name in _TEXT_PROPERTIES:
+            return self._texts(self._found[name])
+        if name in _NUMBER_PROPERTIES:
+            return self._numbers(self._found[name]).cast(field.type)
+        made: Callable[[], pa.Array] = getattr(self, f"_column_{name}")
+        return made().cast(field.type)
+
+    # ------------------------------------------------------------------------------------------------- where things lie
+
+    def _find_fields(self) -> None:
+        self._head = _at(self._raw, _HEADER, self.at)
+        flags = self._head["sys_flag"]
+        hosts = flags & (records.BORN_HOST_IPV6 | records.STORE_HOST_IPV6)
+        self._moved: dict[str, Any] = {}
+        body_at = self.at + _HEADER.itemsize
+        if hosts.any():
+            born = np.where(flags & records.BORN_HOST_IPV6, _IPV6_MORE_BYTES, 0)
+            both = born + np.where(flags & records.STORE_HOST_IPV6, _IPV6_MORE_BYTES, 0)
+            tail = _at(self._raw, _TAIL, self.at + _TAIL_AT + both)
+            self._moved = {name: tail[name] for name in _TAIL.names or ()}
+            self._moved["stored_at"] = _at(self._raw, np.dtype(">i8"), self.at + _STORED_AT + born)
+            body_at = body_at + both
+        self._find_texts(body_at)
+
+    def _find_texts(self, body_at: Ints) -> None:
+        last = len(self._raw) - 1
+        end = self.at + self._lengths
+        body_bytes = self._header("body_bytes").astype(np.int64)
+        topic_at = body_at + body_bytes
+        width = np.where(self._head["magic"] == records.MAGIC_V1, 1, 2)
+        first = self._raw[np.clip(topic_at, 0, last)].astype(np.int64)
+        second = self._raw[np.clip(topic_at + 1, 0, last)].astype(np.int64)
+        topic_bytes = np.where(width == 1, first, first << 8 | second)
+        self._body = body_at, topic_at
+        self._topic = topic_at + width, topic_at + width + topic_bytes
+        self._own = self._topic[1] + 2, end
+        fits = (body_bytes >= 0) & (topic_bytes < 1 << 15) & (self._own[0] <= end) & (end <= last + 1)
+        if not fits.all():
+            self._set_apart(fits)
+
+    def _set_apart(self, fits: Flags) -> None:
+        """Records whose lengths do not add up: nobody of good faith writes them under a right checksum."""
+        why = "the lengths of the record do not add up"
+        for place, length in zip(self.at[~fits].tolist(), self._lengths[~fits].tolist(), strict=True):
+            self.malformed.append((columns.DAMAGED, self._window_offset + place, length, why))
+        self.at, self._lengths, self._head = self.at[fits], self._lengths[fits], self._head[fits]
+        self._moved = {name: values[fits] for name, values in self._moved.items()}
+        self._body, self._topic, self._own = ((a[fits], b[fits]) for a, b in (self._body, self._topic, self._own))
+
+    def _header(self, name: str) -> Any:
+        return self._moved.get(name, self._head[name])
+
+    @cached_property
+    def _properties(self) -> tuple[pa.Array, Bytes, Ints]:
+        """Of all records back to back: as texts, as bytes, and where each begins."""
+        texts = _slices(self._raw, self._own)
+        bounds = np.frombuffer(texts.buffers()[1], np.int32)[: len(self.at) + 1].astype(np.int64)
+        held = texts.buffers()[2]
+        return texts, np.frombuffer(held, np.uint8)[: bounds[-1]] if held else np.empty(0, np.uint8), bounds
+
+    @cached_property
+    def _found(self) -> dict[str, Spans]:
+        """Where in the properties the values stand that the wanted columns are made of."""
+        _, data, bounds = self._properties
+        return _values(data, bounds, {name: _NAMES[name] for name in self._wanted if name in _NAMES})
+
+    # ------------------------------------------------------------------------------------------------------------ texts
+
+    def _texts(self, spans: Spans) -> pa.Array:
+        return _strings(_slices(self._properties[1], _ascending(spans)), spans[1] > 0)
+
+    def _numbers(self, spans: Spans) -> pa.Array:
+        found = self._texts(spans)
+        return pc.if_else(pc.match_substring_regex(found, _NUMBER), found, None).cast(pa.int64())
+
+    @cached_property
+    def _topics(self) -> pa.DictionaryArray:
+        return _strings(_slices(self._raw, self._topic)).dictionary_encode()
+
+    @cached_property
+    def _is_commit(self) -> Flags:
+        bits = self._head["sys_flag"] & records.TRANSACTION_MASK
+        return np.asarray(bits == TransactionBits.COMMIT)
+
+    @cached_property
+    def _kinds(self) -> tuple[Ints, list[str]]:
+        """(number of the kind of each record, the kinds)."""
+        topics = self._topics.dictionary.to_pylist()
+        names = list(columns.KINDS)
+        of_topic = np.array([names.index(columns.kind_of_topic(topic)) for topic in topics], np.int64)
+        found = of_topic[self._topics.indices.to_numpy()]
+        found[(found == names.index(columns.MESSAGE)) & self._is_commit] = names.index(columns.FINAL)
+        delayed = np.flatnonzero(found == names.index(columns.DELAYED))
+        if len(delayed):  # a retry waits in the delay topic, too
+            begins, ends = self._found["real_topic"]
+            targets = self._texts((begins, ends)).take(pa.array(delayed))
+            is_retry = pc.fill_null(pc.starts_with(targets, "%RETRY%"), False).to_numpy(zero_copy_only=False)
+            found[delayed[is_retry]] = names.index(columns.RETRY)
+        return found, names
+
+    # ---------------------------------------------------------------------------------------------------------- columns
+
+    def _column_segment(self) -> pa.Array:
+        return pa.array(np.full(len(self.at), self._segment_base))
+
+    def _column_log_offset(self) -> pa.Array:
+        return pa.array(self._head["log_offset"].astype(np.int64))
+
+    def _column_record_bytes(self) -> pa.Array:
+        return pa.array(self._lengths)
+
+    def _column_kind(self) -> pa.Array:
+        numbers, names = self._kinds
+        return pa.DictionaryArray.from_arrays(pa.array(numbers.astype(np.int8)), pa.array(names))
+
+    def _column_damage(self) -> pa.Array:
+        return pa.nulls(len(self.at), pa.string())
+
+    def _column_is_verified(self) -> pa.Array:
+        return pa.array(np.full(len(self.at), self._is_verified))
+
+    def _column_topic(self) -> pa.Array:
+        return self._topics
+
+    def _column_is_commit(self) -> pa.Array:
+        return pa.array(self._is_commit)
+
+    def _column_transaction_id(self) -> pa.Array:
+        """The property; where a broker wrote a record of a transaction without it, the message's own id."""
+        own = self._texts(self._found["own_id"])
+        numbers, names = self._kinds
+        is_of_one = np.isin(numbers, [names.index(kind) for kind in _IDENTIFIED])
+        is_of_one &= self._is_commit | (numbers != names.index(columns.DELAYED))
+        missing = is_of_one & (self._found["own_id"][1] == 0)
+        if not missing.any():
+            return own
+        return pc.if_else(pa.array(missing), self._texts(self._found["message_id"]), own)
+
+    def _column_message_count(self) -> pa.Array:
+        begins, ends = self._found["message_count"]
+        data = self._properties[1]
+        counts, at, is_digit = np.zeros(len(begins), np.int64), begins + len(_COUNT_PREFIX), ends > 0
+        is_digit &= _stands(data, begins, _COUNT_PREFIX)
+        is_known = is_digit.copy()
+        for _ in range(9):
+            digits = data[np.minimum(at, len(data) - 1)].astype(np.int64) - ord("0") if len(data) else counts
+            is_digit &= (digits >= 0) & (digits <= 9) & (at < ends)
+            if not is_digit.any():
+                break
+            counts = np.where(is_digit, counts * 10 + digits, counts)
+            at = at + 1
+        return pa.array(counts, mask=~is_known | (counts == 0))
+
+    def _column_half_offsets(self) -> pa.Array:
+        """RocketMQ's rule: tag `d`, numbers with commas between or behind; what is no number is passed over."""
+        numbers, names = self._kinds
+        ops = np.flatnonzero(numbers == names.index(columns.OP))
+        items = pc.split_pattern(self._bodies_as_text(ops), ",")
+        flat = items.flatten()
+        is_number = pc.match_substring_regex(flat, _NUMBER)
+        of_op = ops[pc.list_parent_indices(items).to_numpy()][is_number.to_numpy(zero_copy_only=False)]
+        counts = np.bincount(of_op, minlength=len(self.at))
+        bounds = pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
+        is_none = np.ones(len(self.at), bool)
+        is_none[ops] = False
+        values = flat.filter(is_number).cast(pa.int64())
+        return pa.ListArray.from_arrays(bounds, values, mask=pa.array(is_none))
+
+    def _column_event(self) -> pa.Array:
+        numbers, names = self._kinds
+        checks = np.flatnonzero(numbers == names.index(columns.CHECK))
+        if not len(checks):
+            return pa.nulls(len(self.at), pa.string())
+        found = pc.struct_field(pc.extract_regex(self._bodies_as_text(checks), _EVENT), "event")
+        places = np.full(len(self.at), -1)
+        places[checks] = np.arange(len(checks))
+        return found.take(pa.array(places, mask=places < 0))
+
+    def _bodies_as_text(self, rows: Ints) -> pa.Array:
+        begins, ends = self._body
+        return _strings(_slices(self._raw, (begins[rows], ends[rows])))
+
+    def _column_properties(self) -> pa.Array:
+        return _strings(self._properties[0])
+
+    def _column_body(self) -> pa.Array:
+        return _slices(self._raw, self._body)
+
+
+# --------------------------------------------------------------------------------------------------------- bytes, spans
+
+
+def _at(raw: Bytes, kind: np.dtype[Any], places: Ints) -> Any:
+    """The value of this type that begins at each place."""
+    # A view in which element i begins at byte i: taking elements of it copies whole records and nothing else.
+    width = kind.itemsize
+    view: Any = np.ndarray((max(len(raw) - width + 1, 0),), np.dtype(f"V{width}"), raw, strides=(1,))
+    return view[np.minimum(places, len(view) - 1)].view(kind)
+
+
+def _slices(data: Bytes, spans: Spans) -> pa.Array:
+    """The bytes of each span, which must ascend and not overlap."""
+    # The buffer as one array, by turns a wanted slot and one between: taking the wanted ones lets Arrow do the copying.
+    begins, ends = spans
+    count = len(begins)
+    bounds = np.empty(2 * count + 1, np.int32)
+    bounds[:-1:2], bounds[1::2] = begins, ends
+    bounds[-1] = ends[-1] if count else 0
+    slots = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
+    return slots.take(pa.array(np.arange(count, dtype=np.int32) * 2))
+
+
+def _ascending(spans: Spans) -> Spans:
+    """With those that are none (0, 0) moved to where the last one ended."""
+    begins, ends = spans
+    is_none = ends == 0
+    if not is_none.any():
+        return spans
+    last = np.maximum.accumulate(ends)
+    return np.where(is_none, last, begins), np.where(is_none, last, ends)
+
+
+def _strings(data: pa.Array, is_there: Flags | None = None) -> pa.Array:
+    """As text, without a copy; what is not UTF-8 as Java shows it."""
+    count = len(data)
+    mask = None if is_there is None or is_there.all() else pa.py_buffer(np.packbits(is_there, bitorder="little"))
+    texts = pa.Array.from_buffers(pa.string(), count, [mask, *data.buffers()[1:]])
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        replaced = [None if raw is None else raw.decode("utf-8", "replace") for raw in data.to_pylist()]
+        there = [True] * count if is_there is None else is_there.tolist()
+        return pa.array([text if known else None for text, known in zip(replaced, there, strict=True)], pa.string())
+    return texts
+
+
+def _values(data: Bytes, bounds: Ints, names: dict[str, str]) -> dict[str, Spans]:
+    """Where the values of these properties stand, for each record; `bounds`: where the properties of each begin.
+
+    Of a name that stands twice the last counts, as RocketMQ reads it. An item without a value is none.
+    """
+    begins, ends, owners = _items(data, bounds)
+    padded = np.concatenate([data, np.zeros(8, np.uint8)])
+    words = _words(padded, begins)
+    lengths = ends - begins
+    found = {}
+    for column, name in names.items():
+        key = (name + properties.NAME_END).encode()
+        hits = np.flatnonzero((words & _mask(key) == _word(key)) & (lengths > len(key)))
+        for at in range(8, len(key), 8):  # the rest of a longer name, eight bytes at a time
+            at = min(at, len(key) - 8)
+            hits = hits[_words(padded, begins[hits] + at) == _word(key[at:])]
+        value_begins, value_ends = np.zeros(len(bounds) - 1, np.int64), np.zeros(len(bounds) - 1, np.int64)
+        value_begins[owners[hits]] = begins[hits] + len(key)
+        value_ends[owners[hits]] = ends[hits]
+        found[column] = value_begins, value_ends
+    return found
+
+
+def _items(data: Bytes, bounds: Ints) -> tuple[Ints, Ints, Ints]:
+    """(begins, ends, the record of each) of the items between the separators."""
+    ends = np.flatnonzero(data == _VALUE_END)
+    lengths = np.diff(bounds)
+    is_open = (lengths > 0) & (data[bounds[1:] - 1] != _VALUE_END) if len(data) else lengths > 0
+    if not is_open.any():
+        owners = np.repeat(np.arange(len(lengths)), np.diff(np.searchsorted(ends, bounds)))
+        return np.concatenate([[0], ends[:-1] + 1]), ends, owners
+    # Brokers leave the last item open: it ends where its record does, and there the next begins.
+    opened = np.flatnonzero(is_open)
+    owners = np.concatenate([opened, np.searchsorted(bounds, ends, side="right") - 1])
+    widths = np.concatenate([np.zeros(len(opened), np.int64), np.ones(len(ends), np.int64)])
+    ends = np.concatenate([bounds[1:][is_open], ends])
+    order = np.argsort(ends, kind="stable")
+    ends, widths, owners = ends[order], widths[order], owners[order]
+    return np.concatenate([[0], (ends + widths)[:-1]]), ends, owners
+
+
+def _words(data: Bytes, places: Ints) -> Any:
+    """The eight bytes that begin at each place."""
+    return _at(data, np.dtype("<u8"), places)
+
+
+def _word(key: bytes) -> np.uint64:
+    return np.uint64(int.from_bytes(key[:8].ljust(8, b"\0"), "little"))
+
+
+def _mask(key: bytes) -> np.uint64:
+    return np.uint64((1 << 8 * min(len(key), 8)) - 1)
+
+
+def _stands(data: Bytes, places: Ints, text: bytes) -> Flags:
+    """Does the text stand at each place?"""
+    if not len(places) or len(data) < len(text):
+        return np.zeros(len(places), bool)
+    view: Any = np.ndarray((len(data) - len(text) + 1,), np.dtype(f"S{len(text)}"), data, strides=(1,))
+    found: Flags = (view[np.clip(places, 0, len(view) - 1)] == text) & (places < len(view))
+    return found

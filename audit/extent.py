@@ -1,0 +1,177 @@
+"""From where to where a log is to be read, and in which parts."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from audit.log_files import Folder, LogReader, Segment, find_folder
+from audit.walk import WINDOW_BYTES, Piece, Read, What, first_anchor, walk, whole_unit
+from storage.formats import record as records
+from storage.formats import scan, unit
+
+SPLIT_BYTES = 64 << 20
+
+
+class Log(NamedTuple):
+    """A log, or a stretch of one. Plain values: it travels to the workers.
+
+    `begin` and `end` are borders of units. `limit` is the end of the whole log, `torn_bytes` what appends that nobody was
+    answered have written behind it.
+    """
+
+    folder: Folder
+    begin: int
+    end: int
+    limit: int
+    torn_bytes: int = 0
+
+
+class Part(NamedTuple):
+    """What one task reads: the records that begin in [begin, end). Without a segment the bytes are in no file."""
+
+    begin: int
+    end: int
+    segment: Segment | None
+
+
+def find_log(uri: str, *, begin: int | None = None, end: int | None = None) -> Log:
+    """The log, or so much of it as is asked for. Raises LogNotFound."""
+    folder = find_folder(uri)
+    if folder.slot is not None and not folder.is_abandoned:
+        limit = max(folder.slot.synced_offset, folder.first_offset)
+        log = Log(folder, folder.first_offset, limit, limit)
+    else:
+        log = _walk_to_the_end(folder)
+    if begin is not None:
+        log = log._replace(begin=_border(log, begin))
+    if end is not None:
+        log = log._replace(end=max(log.begin, _border(log, end)))
+    return log
+
+
+def _border(log: Log, offset: int) -> int:
+    """The border that a place stands for: the first one at or behind it."""
+    for segment in log.folder.segments:
+        limit = min(segment.end_offset, log.limit)
+        if offset <= segment.base_offset:
+            return min(segment.base_offset, log.limit)
+        if offset < limit:
+            reader = LogReader(log.folder)
+            try:
+                return first_anchor(partial(reader.read, segment), offset, limit, segment.end_offset)
+            finally:
+                reader.close()
+    return log.limit
+
+
+def parts(log: Log, *, split_bytes: int = SPLIT_BYTES) -> list[Part]:
+    """The whole log in parts, in order; each within one segment."""
+    found: list[Part] = []
+    at = log.begin
+    for segment in log.folder.segments:
+        if at < min(segment.base_offset, log.end):
+            found.append(Part(at, min(segment.base_offset, log.end), None))
+            at = found[-1].end
+        end = min(segment.end_offset, log.end)
+        while at < end:
+            border = min(end, at - (at - segment.base_offset) % split_bytes + split_bytes)
+            found.append(Part(at, border, segment))
+            at = border
+    if at < log.end:
+        found.append(Part(at, log.end, None))
+    return found
+
+
+def pieces(log: Log, part: Part, reader: LogReader) -> Iterator[Piece]:
+    """What lies in the part."""
+    segment = part.segment
+    if segment is None:
+        yield Piece(What.MISSING, part.begin, part.end - part.begin, "the bytes are in no file")
+        return
+    yield from walk(
+        partial(reader.read, segment),
+        begin=part.begin,
+        end=part.end,
+        limit=min(segment.end_offset, log.limit),
+        segment_end=segment.end_offset,
+        is_border=part.begin in (segment.base_offset, log.begin),
+    )
+
+
+# -------------------------------------------------------------------------------------- the end of a log that nobody closed
+
+
+def _walk_to_the_end(folder: Folder) -> Log:
+    """As recovery finds it: whole units, until something else lies there that was not known to be on disk."""
+    reader = LogReader(folder)
+    try:
+        begin = folder.first_offset
+        if folder.slot is not None:
+            begin = max(begin, folder.slot.synced_offset)
+        else:
+            begin = max([segment.base_offset for segment in folder.segments if _is_written(reader, segment)], default=begin)
+        end = _last_whole(folder, reader, begin)
+        return Log(folder, folder.first_offset, end, end, _torn_bytes(folder, reader, end))
+    finally:
+        reader.close()
+
+
+def _is_written(reader: LogReader, segment: Segment) -> bool:
+    return any(reader.read(segment, segment.base_offset, records.END_OF_FILE_BYTES))
+
+
+def _last_whole(folder: Folder, reader: LogReader, begin: int) -> int:
+    at = begin
+    for segment in folder.segments:
+        read = partial(reader.read, segment)
+        while segment.base_offset <= at < segment.end_offset:
+            halt = _first_halt(read, segment, at)
+            if halt == segment.end_offset or not _is_known_synced(folder, read, segment, halt):
+                at = halt
+                break
+            at = first_anchor(read, halt + 1, segment.end_offset, segment.end_offset)
+        if at < segment.end_offset:
+            return at
+    return at
+
+
+def _first_halt(read: Read, segment: Segment, begin: int) -> int:
+    """Where the walk from a border finds something else than whole units; the segment's end where it does not."""
+    end = segment.end_offset
+    found = walk(read, begin=begin, end=end, limit=end, segment_end=end, is_border=True)
+    return next((piece.offset for piece in found if piece.what is What.DAMAGE or not piece.is_verified), end)
+
+
+def _is_known_synced(folder: Folder, read: Read, segment: Segment, halt: int) -> bool:
+    """Does anything that lies behind prove that the place had been on disk? Then the damage is inside the log."""
+    at = first_anchor(read, halt + 1, segment.end_offset, segment.end_offset)
+    while at < segment.end_offset:
+        found = whole_unit(read, at, segment.end_offset, segment.end_offset)
+        assert found is not None
+        if found.item is not None:
+            if found.item.synced_offset > halt:
+                return True
+        elif folder.slot is None and _is_synced_by_broker(folder, read, at, found):
+            return True
+        at = first_anchor(read, at + found.end, segment.end_offset, segment.end_offset)
+    return False
+
+
+def _is_synced_by_broker(folder: Folder, read: Read, at: int, found: scan.Unit) -> bool:
+    if folder.broker_synced_ms is None:
+        return True
+    return records.decode(read(at, found.end)).stored_at_ms <= folder.broker_synced_ms
+
+
+def _torn_bytes(folder: Folder, reader: LogReader, end: int) -> int:
+    """From the end to the last byte behind it that is not zero."""
+    last = end
+    for segment in folder.segments:
+        for at in range(max(end, segment.base_offset), segment.end_offset, WINDOW_BYTES):
+            window = reader.read(segment, at - at % unit.ALIGNMENT, WINDOW_BYTES)
+            written = np.flatnonzero(np.frombuffer(window, np.uint8))
+            if len(written):
+                last = max(last, at - at % unit.ALIGNMENT + int(written[-1]) + 1)
+    return last - end

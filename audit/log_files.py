@@ -1,0 +1,134 @@
+"""The files of a log, wherever they lie: a store's folder, an archive of segments, a local path or a URI that pyarrow knows.
+
+A log is read up to the place that its store states as synced, which a live service moves on after every sync. A store that a
+killed process left is read on to the last whole record, as a start of the service would (storage/local/recovery.py).
+"""
+
+import os
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from pyarrow import fs
+
+from storage.formats import checkpoint, names
+
+LOG_FOLDER = "commitlog"
+
+
+class LogNotFound(Exception):
+    """There is no log where one was said to be."""
+
+
+class Segment(NamedTuple):
+    path: str
+    base_offset: int
+    size: int
+
+    @property
+    def end_offset(self) -> int:
+        return self.base_offset + self.size
+
+
+class Folder(NamedTuple):
+    """A folder of segments, and what the store around it says about them. Plain values: it travels to the workers."""
+
+    uri: str
+    segments: tuple[Segment, ...]
+    slot: checkpoint.Slot | None
+    broker_synced_ms: int | None  # by a broker's checkpoint, records stored up to then are on disk; None where there is none
+    is_abandoned: bool  # whoever wrote it is gone without having closed it, or nothing tells
+
+    @property
+    def first_offset(self) -> int:
+        return self.segments[0].base_offset
+
+    @property
+    def end_offset(self) -> int:
+        """Behind the last byte that any file has; the log ends before."""
+        return self.segments[-1].end_offset
+
+    @property
+    def size(self) -> int:
+        return sum(segment.size for segment in self.segments)
+
+
+class LogReader:
+    """Reads bytes by their log offsets. One file is open at a time: whoever reads a log goes along it."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._filesystem, _ = filesystem_of(folder.uri)
+        self._path = ""
+        self._file: fs.NativeFile | None = None
+
+    def read(self, segment: Segment, offset: int, length: int) -> bytes:
+        """Fewer bytes at the end of the file."""
+        if segment.path != self._path or self._file is None:
+            self.close()
+            self._file = self._filesystem.open_input_file(segment.path)
+            self._path = segment.path
+        data: bytes = self._file.read_at(length, offset - segment.base_offset)
+        return data
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def filesystem_of(uri: str) -> tuple[fs.FileSystem, str]:
+    """The file system and the path in it. Without a scheme it is a path on this machine."""
+    if "://" in uri or uri.startswith("file:"):
+        filesystem, path = fs.FileSystem.from_uri(uri)
+        return filesystem, path
+    return fs.LocalFileSystem(), os.path.abspath(uri)
+
+
+def find_folder(uri: str) -> Folder:
+    """The log of a store's folder (the one that holds `commitlog/`), or of a folder that holds the segments themselves.
+
+    Raises LogNotFound.
+    """
+    filesystem, path = filesystem_of(uri)
+    below = f"{path.rstrip('/')}/{LOG_FOLDER}"
+    is_store = filesystem.get_file_info(below).type is fs.FileType.Directory
+    segments = tuple(_segments(filesystem, below if is_store else path))
+    if not segments:
+        raise LogNotFound(f"{uri} has no segments of a log (files named by {names.FILE_NAME_DIGITS} digits), nor has {below}")
+    page = _read_if_there(filesystem, f"{path}/checkpoint") if is_store else None
+    if page is None or len(page) < checkpoint.FIELDS_BYTES:
+        return Folder(uri, segments, None, None, is_abandoned=True)
+    slot = checkpoint.newest_slot(page)
+    owner = _read_if_there(filesystem, f"{path}/abort")
+    if slot is not None and owner is None:
+        is_abandoned = not slot.is_clean
+    else:
+        is_abandoned = not (isinstance(filesystem, fs.LocalFileSystem) and _is_locked(path))
+    physic_ms = checkpoint.decode_fields(page).physic_ms
+    return Folder(uri, segments, slot, physic_ms if slot is None else None, is_abandoned)
+
+
+def _segments(filesystem: fs.FileSystem, folder: str) -> Iterable[Segment]:
+    found = filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+    based = [(names.base_offset(info.base_name), info) for info in found if info.type is fs.FileType.File]
+    return sorted(
+        [Segment(info.path, base, info.size) for base, info in based if base is not None and info.size],
+        key=lambda segment: segment.base_offset,
+    )
+
+
+def _read_if_there(filesystem: fs.FileSystem, path: str) -> bytes | None:
+    if filesystem.get_file_info(path).type is not fs.FileType.File:
+        return None
+    with filesystem.open_input_file(path) as file:
+        data: bytes = file.read()
+    return data
+
+
+def _is_locked(directory: str) -> bool:
+    """Does a process own the store? Asked of the kernel's table: taking the lock to find out could keep a service from it."""
+    try:
+        with open("/proc/locks", encoding="ascii") as table:
+            held = {line.split()[5].rpartition(":")[2] for line in table if "FLOCK" in line}
+    except OSError:
+        return False
+    return str(os.stat(directory).st_ino) in held

@@ -1,0 +1,77 @@
+"""A Spark session of ours: quiet, on loopback, with the sources registered."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from audit.commit_log_source import CommitLogSource
+from audit.java import java_home
+
+_ROOT = Path(__file__).parents[1]
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    # Batches of the reader are the batches that the JVM takes; its own vector size is for columns that it makes itself.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
+    "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
+}
+_LOCAL_SETTINGS = {
+    "spark.driver.memory": "2g",
+    "spark.sql.shuffle.partitions": "{cores}",
+}
+
+
+@contextmanager
+def session(
+    master: str, *, log: Path, settings: Mapping[str, str] | None = None, name: str = "escrowmq audit"
+) -> Iterator[SparkSession]:
+    """A session that ends with the block. What Java and Spark have to say goes to the file `log`.
+
+    `settings` win over ours. Raises JavaNotFound.
+    """
+    os.environ["JAVA_HOME"] = java_home()
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    # Else Spark starts its workers with the first python3 of the PATH, and they must find this room.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    builder = SparkSession.builder.appName(name).master(master)
+    for key, value in {**_settings(master), **(settings or {})}.items():
+        builder = builder.config(key, value)
+    with _stderr_into(log):
+        spark = builder.getOrCreate()
+    spark.dataSource.register(CommitLogSource)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _settings(master: str) -> dict[str, str]:
+    if not master.startswith("local"):
+        return _SETTINGS
+    cores = os.cpu_count() or 1
+    return {**_SETTINGS, **{key: value.format(cores=cores) for key, value in _LOCAL_SETTINGS.items()}}
+
+
+@contextmanager
+def _stderr_into(path: Path) -> Iterator[None]:
+    """What the JVM inherits as its standard error at its start stays that for good; ours comes back."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    target = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    try:
+        os.dup2(target, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(target)

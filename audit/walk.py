@@ -1,0 +1,210 @@
+"""Walk a part of a log and account for every byte of it: records, damage, fillers. Nothing is passed over in silence.
+
+Where a part begins or ends inside a segment, its true border is the first *anchor* at or behind that place: a whole unit, its
+checksum right, that says of itself that it lies there. Which place that is depends on the bytes alone, so neighbours agree on
+it, and the parts of a log together give the same records as one walk, however it was cut.
+
+A body that carries bytes made to look like an anchor of their own place can deceive the neighbour behind it, never the one
+before: then two parts give the same bytes, more bytes are accounted for than there are, and the audit does not balance.
+"""
+
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+
+from storage.formats import record as records
+from storage.formats import scan, unit
+from storage.formats.record import DamagedRecord
+from storage.formats.scan import Ints, Stop
+
+WINDOW_BYTES = 8 << 20
+_ANCHOR_WINDOW_BYTES = 1 << 16
+_SALVAGE_BYTES = 64 << 20  # more than any unit has
+_STATED_OFFSET_AT = 28  # physical_offset of formats/record.py
+_MAGIC_AT = 4
+_MAGICS = tuple(magic.to_bytes(4, "big") for magic in (records.MAGIC_V1, records.MAGIC_V2))
+
+Read = Callable[[int, int], bytes]
+"""(log offset, length) -> the bytes of the segment from there on, fewer at its end."""
+
+
+class What(Enum):
+    RECORDS = "records"
+    DAMAGE = "damaged"
+    FILLER = "filler"  # the end-of-file record and what lies behind it
+    MISSING = "missing"  # the log goes on, its bytes are in no file
+
+
+class Piece(NamedTuple):
+    """`length` bytes from log offset `offset` on. Of records also the window they lie in, and where."""
+
+    what: What
+    offset: int
+    length: int
+    reason: str = ""
+    window: bytes = b""
+    window_offset: int = 0
+    record_offsets: Ints = np.empty(0, np.int64)
+    record_bytes: Ints = np.empty(0, np.int64)
+    is_verified: bool = True
+
+
+def walk(read: Read, *, begin: int, end: int, limit: int, segment_end: int, is_border: bool) -> Iterator[Piece]:
+    """The pieces that begin in [begin, end) of one segment, in order, without gaps.
+
+    `limit`: nothing at or behind it is looked at; the end of the segment, or of the log where that comes first. `is_border`:
+    is it known that something begins at `begin`?
+    """
+    at = begin if is_border else first_anchor(read, begin, limit, segment_end)
+    end = limit if end >= limit else first_anchor(read, end, limit, segment_end)
+    window_bytes, reach = WINDOW_BYTES, end
+    while at < end:
+        offset = at - at % unit.ALIGNMENT
+        window = read(offset, min(window_bytes, reach - offset))
+        found = scan.scan(window, offset, begin=at, segment_end=segment_end)
+        if len(found.record_offsets):
+            yield _records(found.record_offsets, found.record_bytes, window, offset, end)
+            at = found.end
+            window_bytes = WINDOW_BYTES
+        elif found.stop is Stop.WINDOW_END and offset + len(window) < limit:
+            window_bytes, reach = window_bytes * 2, limit  # a unit may be larger than a window
+        elif found.stop is Stop.END_OF_FILE:
+            yield Piece(What.FILLER, at, segment_end - at)
+            return
+        else:
+            border = first_anchor(read, at + 1, limit, segment_end)
+            yield from _salvage(read, at, min(border, end), _why(found))
+            at = border
+
+
+def first_anchor(read: Read, begin: int, limit: int, segment_end: int) -> int:
+    """The first place at or behind `begin` where a whole unit, or a broker's record, lies; `limit` where there is none."""
+    window_bytes = _ANCHOR_WINDOW_BYTES
+    at = begin
+    while at < limit:
+        offset = at - at % unit.ALIGNMENT
+        window = read(offset, min(window_bytes, limit - offset))
+        for place in _places(window, offset, at):
+            whole = whole_unit(read, place, limit, segment_end)
+            if whole is not None and _begins_there(whole, place):
+                return place
+        if offset + len(window) >= limit or len(window) < records.FIXED_BYTES:
+            break
+        at = offset + len(window) - records.FIXED_BYTES + 1  # what begins in the last bytes is not whole in this window
+        window_bytes = min(window_bytes * 2, WINDOW_BYTES)
+    return limit
+
+
+def whole_unit(read: Read, offset: int, limit: int, segment_end: int) -> scan.Unit | None:
+    """The unit, or the record that stands alone, at `offset`; None where it is not whole or runs behind `limit`."""
+    window_bytes = _ANCHOR_WINDOW_BYTES
+    while True:
+        window = read(offset, min(window_bytes, limit - offset))
+        step = scan.judge(window, 0, offset, segment_end=segment_end)
+        if isinstance(step, scan.Unit):
+            return step
+        if step.stop is not Stop.WINDOW_END or len(window) < window_bytes:
+            return None
+        window_bytes *= 8
+
+
+def _begins_there(found: scan.Unit, offset: int) -> bool:
+    """A record in the midst of a unit, whole by itself, is no border; nor is a broker's copy of one, which looks the same."""
+    return found.item is None or found.item.first_offset == offset
+
+
+def _places(window: bytes, window_offset: int, begin: int) -> list[int]:
+    """Log offsets from `begin` on where a magic stands in its place and the record says of itself that it lies there."""
+    raw = np.frombuffer(window, np.uint8)
+    first = max(begin - window_offset, 0)
+    last = len(raw) - (_STATED_OFFSET_AT + 8)
+    if last < first:
+        return []
+    # All magics begin with the same byte, which is rare in text.
+    at = np.flatnonzero(raw[first + _MAGIC_AT : last + 1 + _MAGIC_AT] == _MAGICS[0][0]) + first
+    view = np.lib.stride_tricks.sliding_window_view(raw, 8)
+    magics = view[at + _MAGIC_AT][:, :4].copy().view(">u4")[:, 0]
+    at = at[np.isin(magics, (records.MAGIC_V1, records.MAGIC_V2))]
+    stated = view[at + _STATED_OFFSET_AT].copy().view(">i8")[:, 0]
+    places: list[int] = (at[stated == at + window_offset] + window_offset).tolist()
+    return places
+
+
+def _records(offsets: Ints, lengths: Ints, window: bytes, window_offset: int, end: int) -> Piece:
+    """Those that begin before `end`: the window reaches behind it, into what the neighbour gives."""
+    mine = int(np.searchsorted(offsets, end))
+    offsets, lengths = offsets[:mine], lengths[:mine]
+    begin = int(offsets[0])
+    return Piece(What.RECORDS, begin, int(offsets[-1] + lengths[-1]) - begin, "", window, window_offset, offsets, lengths)
+
+
+def _why(found: scan.Scan) -> str:
+    if found.stop is Stop.EMPTY:
+        return "zeros where a unit was"
+    return found.reason or "the log ends inside a unit"
+
+
+# ------------------------------------------------------------------------------------------------------- what is damaged
+
+
+def _salvage(read: Read, begin: int, end: int, reason: str) -> Iterator[Piece]:
+    """A stretch without a whole unit: the records in it that are whole by themselves, and the damage between them.
+
+    As the service serves them (storage/local/commit_log.py): of a damaged unit the records in which no damage shows, as long
+    as it shows in one of them. Where it shows in none, a header or a property is wrong and nobody can tell whose.
+    """
+    window = read(begin, min(end - begin, _SALVAGE_BYTES))
+    cursor = begin
+    for offset, lengths in _salvaged_runs(window, begin, end):
+        if offset > cursor:
+            yield Piece(What.DAMAGE, cursor, offset - cursor, reason)
+        offsets = offset + np.cumsum([0, *lengths[:-1]])
+        total = sum(lengths)
+        yield Piece(What.RECORDS, offset, total, "", window, begin, offsets, np.array(lengths, np.int64), is_verified=False)
+        cursor = offset + total
+    if cursor < end:
+        yield Piece(What.DAMAGE, cursor, end - cursor, reason)
+
+
+def _salvaged_runs(window: bytes, begin: int, end: int) -> list[tuple[int, list[int]]]:
+    """(offset of the first, lengths) of records that stand behind one another and that may be believed."""
+    found: list[tuple[int, int, int]] = []  # offset, length, unit
+    cursor = begin
+    for offset in _places(window, begin, begin):
+        length = _length_if_whole(window, offset - begin)
+        of_unit = _unit_of(window, offset - begin, length)
+        if offset >= cursor and of_unit is not None:
+            found.append((offset, length, of_unit))
+            cursor = offset + length
+    believed: list[tuple[int, int]] = []
+    for unit_offset in {of_unit for _, _, of_unit in found}:
+        mine = [(offset, length) for offset, length, its in found if its == unit_offset]
+        behind = min((offset for offset, _, its in found if its > unit_offset), default=end)
+        if sum(length for _, length in mine) != behind - max(unit_offset, begin):  # else damage shows in none of them
+            believed += mine
+    runs: list[tuple[int, list[int]]] = []
+    for offset, length in sorted(believed):
+        if runs and runs[-1][0] + sum(runs[-1][1]) == offset:
+            runs[-1][1].append(length)
+        else:
+            runs.append((offset, [length]))
+    return runs
+
+
+def _length_if_whole(window: bytes, at: int) -> int:
+    try:
+        record = records.decode(window, at)
+    except DamagedRecord:
+        return 0
+    return records.start(window, at)[0] if records.body_crc(record.body) == record.body_crc else 0
+
+
+def _unit_of(window: bytes, at: int, length: int) -> int | None:
+    """Where the unit of a whole record says that it begins; None where the record is not whole, or its item is not."""
+    for tail in (0, unit.SEAL_BYTES) if length else ():
+        item = unit.decode_item(window, at + length - unit.UNIT_ITEM_BYTES - tail)
+        if item is not None:
+            return item.first_offset
+    return None

@@ -1,0 +1,1 @@
+"""The audit: what it reads, and what it says."""

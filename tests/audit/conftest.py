@@ -1,0 +1,25 @@
+"""One Spark session for all, since it takes seconds to start; tests that use it are of one xdist group: one worker has it."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from audit.java import JavaNotFound
+from audit.session import session
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory) -> Iterator:
+    log = tmp_path_factory.mktemp("spark") / "spark.log"
+    settings = {"spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1"}
+    try:
+        with session("local[2]", log=log, settings=settings) as spark:
+            yield spark
+    except JavaNotFound as missing:
+        pytest.skip(str(missing))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("spark"))

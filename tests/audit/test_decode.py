@@ -1,0 +1,213 @@
+"""Records as columns: every field as the plain codec reads it, whoever wrote the record."""
+
+import tarfile
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+import pytest
+
+from audit import columns, decode, extent
+from audit.log_files import LogReader
+from audit.walk import Piece, What
+from storage.formats import check_pass, names, properties
+from storage.formats import record as records
+from storage.formats.record import Record
+from storage.message import StoredMessage, TransactionBits
+from tests.golden.test_own_store import FOLDER as OURS
+from tests.golden.test_rocketmq_stores import FOLDER as BROKERS
+from tests.support.logs import BROKER_HOST, broker_record
+
+STORES = {
+    "ours, closed": OURS / "closed.tar.xz",
+    "ours, cut": OURS / "cut.tar.xz",
+    "a broker's, stopped": BROKERS / "public-1.tar.xz",
+    "a broker's, killed": BROKERS / "public-2.tar.xz",
+}
+
+
+def rows_of(store: Path) -> list[dict]:
+    """Every row of a store, and the bytes of its log."""
+    log = extent.find_log(str(store))
+    reader = LogReader(log.folder)
+    found = []
+    for part in extent.parts(log, split_bytes=100_000):
+        for piece in extent.pieces(log, part, reader):
+            if piece.what is What.RECORDS:
+                for batch in decode.batches(piece, part.segment.base_offset, columns.arrow_schema()):
+                    found += batch.to_pylist()
+    reader.close()
+    return found
+
+
+def row_of(raw: bytes, offset: int = 0) -> dict:
+    row = decode.row_at(raw, offset, tuple(columns.COLUMNS))
+    assert row is not None
+    return row
+
+
+def expected(raw: bytes, at: int, offset: int, segment: int) -> dict:
+    """The row as the plain codec gives it."""
+    total, _ = records.start(raw, at)
+    record = records.decode(raw[at : at + total])
+    message = records.to_message(record)
+    own = properties.decode(record.properties)
+    kind = kind_of(message)
+    is_of_one = kind in ("half", "held", "final") or (kind == "delayed" and message.transaction is TransactionBits.COMMIT)
+    facts = own.get("__transaction", "")
+    return {
+        "segment": segment,
+        "log_offset": offset,
+        "record_bytes": total,
+        "kind": kind,
+        "damage": None,
+        "is_verified": True,
+        "topic": record.topic,
+        "queue_id": record.queue_number,
+        "queue_offset": record.queue_offset,
+        "flag": record.flag,
+        "sys_flag": record.sys_flag,
+        "is_commit": message.transaction is TransactionBits.COMMIT,
+        "born_at": datetime.fromtimestamp(record.born_at_ms / 1000, UTC),
+        "stored_at": datetime.fromtimestamp(record.stored_at_ms / 1000, UTC),
+        "reconsume_times": record.reconsume_times,
+        "prepared_offset": record.prepared_offset,
+        "body_bytes": len(record.body),
+        "body_crc": record.body_crc,
+        "message_id": own.get("UNIQ_KEY"),
+        "transaction_id": own.get("__transactionId__") or (own.get("UNIQ_KEY") if is_of_one else None),
+        "producer_group": own.get("PGROUP"),
+        "real_topic": own.get("REAL_TOPIC"),
+        "real_queue_id": int(own["REAL_QID"]) if "REAL_QID" in own else None,
+        "key": own.get("KEYS"),
+        "tag": own.get("TAGS"),
+        "schedule_id": own.get("__schedule"),
+        "check_times": int(own["TRANSACTION_CHECK_TIMES"]) if "TRANSACTION_CHECK_TIMES" in own else None,
+        "decision": own.get("__decision"),
+        "half_offsets": list(check_pass.half_offsets(record.body)) if kind == "op" else None,
+        "message_count": int(facts.partition(":")[2].partition(",")[0]) if facts else None,
+        "event": record.body.decode().split('"')[3] if kind == "check" else None,
+        "properties": record.properties.decode("utf-8", "replace"),
+        "body": record.body,
+    }
+
+
+def kind_of(message: StoredMessage) -> str:
+    topic = message.queue.topic
+    if topic in ("SCHEDULE_TOPIC_XXXX", names.TIMER_TOPIC):
+        return "retry" if message.system.get("REAL_TOPIC", "").startswith("%RETRY%") else "delayed"
+    known = {names.HALF_TOPIC: "half", names.OP_TOPIC: "op", names.HELD_TOPIC: "held", names.CHECK_TOPIC: "check"}
+    if topic in known:
+        return known[topic]
+    for prefix, kind in (("%RETRY%", "retry"), ("%DLQ%", "dead_letter"), ("rmq_sys_escrowmq_", "system")):
+        if topic.startswith(prefix):
+            return kind
+    return "final" if message.transaction is TransactionBits.COMMIT else "message"
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_every_field_of_every_record_is_what_the_plain_codec_reads(name, tmp_path):
+    with tarfile.open(STORES[name]) as archive:
+        archive.extractall(tmp_path, filter="data")
+    files = {int(path.name): path.read_bytes() for path in (tmp_path / "store" / "commitlog").iterdir()}
+
+    rows = rows_of(tmp_path / "store")
+
+    assert len(rows) > 100
+    for row in rows:
+        base = row["segment"]
+        assert row == expected(files[base], row["log_offset"] - base, row["log_offset"], base)
+
+
+def test_the_kinds_that_a_store_can_hold_are_all_met_in_the_golden_ones(tmp_path):
+    found = set()
+    for name, path in STORES.items():
+        with tarfile.open(path) as archive:
+            archive.extractall(tmp_path / name, filter="data")
+        found |= {row["kind"] for row in rows_of(tmp_path / name / "store")}
+
+    assert found == set(columns.KINDS)
+
+
+@pytest.mark.parametrize("born", [BROKER_HOST, bytes(range(20))])
+@pytest.mark.parametrize("store", [BROKER_HOST, bytes(range(100, 120))])
+def test_records_with_longer_hosts_have_their_fields_further_back(born, store):
+    sys_flag = (records.BORN_HOST_IPV6 if len(born) == 20 else 0) | (records.STORE_HOST_IPV6 if len(store) == 20 else 0)
+    raw = broker_record(
+        0, b"body", sys_flag=sys_flag, born_host=born, host=store, prepared_offset=7_777, reconsume_times=3, stored_at_ms=99
+    )
+
+    assert row_of(raw) == expected(raw, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"UNIQ_KEY\x01id",  # the last item open, as brokers leave it
+        b"UNIQ_KEY\x01id\x02",
+        b"\x02\x02UNIQ_KEY\x01id\x02\x02",
+        b"UNIQ_KEY\x01first\x02UNIQ_KEY\x01last\x02",
+        b"UNIQ_KEY\x01\x02KEYS\x01a\x01b\x02",
+        b"XUNIQ_KEY\x01no\x02UNIQ_KEYX\x01no\x02UNIQ_KEY",
+        b"REAL_TOPXX\x01no\x02REAL_TOPIC\x01yes\x02",  # the same length and the same first eight bytes
+        b"__transactionIdX_\x01no\x02",
+        b"TAGS\x01\xff\xfe\x02KEYS\x01\xc3\xa4\x02",  # not UTF-8
+        b"REAL_QID\x0112x\x02TRANSACTION_CHECK_TIMES\x0199999999999999999999\x02",
+    ],
+)
+def test_properties_are_read_as_the_plain_codec_reads_them(text):
+    raw = broker_record(0, properties=text)
+    own = properties.decode(text)
+
+    row = row_of(raw)
+
+    names_of = {"message_id": "UNIQ_KEY", "key": "KEYS", "tag": "TAGS", "real_topic": "REAL_TOPIC"}
+    assert {column: row[column] for column in names_of} == {column: own.get(name) for column, name in names_of.items()}
+    assert row["real_queue_id"] is None
+    assert row["transaction_id"] is None
+
+
+def test_what_many_records_of_all_kinds_share_a_window_does_not_matter():
+    """Open and closed ends, none at all, different hosts: in one batch, each record keeps its own."""
+    randomness = Random(7)
+    raw, offsets = b"", []
+    for number in range(300):
+        offsets.append(len(raw))
+        ends = randomness.choice([b"", b"\x02", b"\x02\x02"])
+        text = b"" if number % 7 == 0 else b"UNIQ_KEY\x01id-%d\x02TAGS\x01t%d" % (number, number) + ends
+        sys_flag, born = randomness.choice([(0, BROKER_HOST), (records.BORN_HOST_IPV6, bytes(20))])
+        raw += broker_record(len(raw), b"b" * number, properties=text, sys_flag=sys_flag, born_host=born)
+    places, lengths = pa.array(offsets).to_numpy(), pa.array([records.start(raw, at)[0] for at in offsets]).to_numpy()
+    piece = Piece(What.RECORDS, 0, len(raw), "", raw, 0, places, lengths)
+
+    (batch,) = decode.batches(piece, 0, columns.arrow_schema())
+
+    assert batch.to_pylist() == [expected(raw, at, at, 0) for at in offsets]
+
+
+@pytest.mark.parametrize("at", [84, 88 + len(b"a broker's")])  # the body's length, the topic's
+def test_a_record_whose_lengths_do_not_add_up_is_a_row_of_damage(at):
+    """A walk would not let it through; bytes that somebody made up under a right checksum would come this far."""
+    raw = bytearray(broker_record(0))
+    raw[at] = 0x7F
+    piece = Piece(What.RECORDS, 0, len(raw), "", bytes(raw), 0, pa.array([0]).to_numpy(), pa.array([len(raw)]).to_numpy())
+
+    rows = [row for batch in decode.batches(piece, 0, columns.arrow_schema()) for row in batch.to_pylist()]
+
+    assert [(row["kind"], row["log_offset"], row["record_bytes"]) for row in rows] == [("damaged", 0, len(raw))]
+    assert rows[0]["damage"] == "the lengths of the record do not add up"
+
+
+def test_columns_that_are_not_asked_for_are_not_there():
+    raw = broker_record(0)
+
+    assert decode.row_at(raw, 0, ["tag", "log_offset"]) == {"tag": None, "log_offset": 0}
+
+
+def test_the_number_of_messages_is_read_from_the_first_half_only():
+    record = Record(*records.decode(broker_record(0, properties=b'__transaction\x01{"message_count":12,"policy":{}}\x02')))
+
+    assert row_of(records.encode(record))["message_count"] == 12
+    assert row_of(broker_record(0, properties=b'__transaction\x01{"other":12}\x02'))["message_count"] is None
