@@ -1,0 +1,63 @@
+"""What an audit has read, as one number: whoever has the same bytes gets the same.
+
+block    sha256 of at most 16 MiB of a segment, counted from the segment's beginning
+segment  sha256 of its blocks' digests behind one another
+chain    sha256 of the chain so far (32 zeros at first), the segment's base offset and its number of bytes (8 bytes each,
+         big-endian), and its digest; what is in no file is left out
+"""
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
+from typing import NamedTuple
+
+from audit.extent import Log
+from audit.log_files import LogReader, Segment
+
+BLOCK_BYTES = 16 << 20
+_LINK = struct.Struct(">qq")
+
+
+class Block(NamedTuple):
+    """Bytes [begin, end) of the log, within one segment."""
+
+    segment: Segment
+    begin: int
+    end: int
+
+
+Digests = Callable[[Sequence[Block]], Sequence[bytes]]
+"""The digest of each block, in their order."""
+
+
+def blocks(log: Log) -> list[Block]:
+    found = []
+    for segment in log.folder.segments:
+        begin, end = max(segment.base_offset, log.begin), min(segment.end_offset, log.end)
+        while begin < end:
+            border = min(end, begin - (begin - segment.base_offset) % BLOCK_BYTES + BLOCK_BYTES)
+            found.append(Block(segment, begin, border))
+            begin = border
+    return found
+
+
+def digest_blocks(log: Log, some: Iterable[Block]) -> list[bytes]:
+    reader = LogReader(log.folder)
+    try:
+        return [sha256(reader.read(block.segment, block.begin, block.end - block.begin)).digest() for block in some]
+    finally:
+        reader.close()
+
+
+def chain(log: Log, digests: Digests) -> str:
+    """`sha256:` and 64 hexadecimal digits."""
+    found = blocks(log)
+    of_segment: dict[Segment, list[tuple[Block, bytes]]] = {}
+    for block, digest in zip(found, digests(found), strict=True):
+        of_segment.setdefault(block.segment, []).append((block, digest))
+    so_far = bytes(32)
+    for segment, parts in of_segment.items():
+        length = sum(block.end - block.begin for block, _ in parts)
+        of_parts = sha256(b"".join(digest for _, digest in parts)).digest()
+        so_far = sha256(so_far + _LINK.pack(segment.base_offset, length) + of_parts).digest()
+    return f"sha256:{so_far.hex()}"

@@ -1,0 +1,108 @@
+"""What can have become of a transaction, and which facts say so. Pure: Spark finds the facts, this judges them.
+
+A log has millions of transactions and some dozens of different sets of facts: the facts of a transaction travel as one number,
+transactions are counted by it, and each number is judged once.
+"""
+
+from collections.abc import Callable, Mapping
+from enum import IntFlag, auto
+
+
+class Fact(IntFlag):
+    """What the records of one transaction show."""
+
+    HALF = auto()  # a half of it is in the log
+    GONE = auto()  # its half lay before the log's beginning
+    COMMIT_OP = auto()
+    ROLLBACK_OP = auto()
+    PLAIN_OP = auto()  # a broker's op, which does not say which way it went
+    PUBLISHED = auto()  # a message of it stands in its real topic, or waits there for its time
+    ALL_THERE = auto()  # every message of it does
+    DOUBLED = auto()  # one of them does so twice
+    HELD = auto()  # it was held, and not resumed since
+    LATE = auto()  # what decided it stands behind the record that it was held
+    UNCLEAR = auto()  # ALL_THERE and DOUBLED need a closer look
+    ALTERED = auto()  # a final whose body is not its half's
+    WRONG_HALF = auto()  # a final that names another half than its own
+
+
+# Name and meaning; every transaction has exactly one.
+VERDICTS = {
+    "committed_once": "committed, every message stored once",
+    "committed_duplicated": "committed, a message stored more than once",
+    "rolled_back_clean": "rolled back, nothing published",
+    "rolled_back_but_delivered": "rolled back, and a message published all the same",
+    "final_missing": "committed, and a message not published",
+    "op_without_half": "decided, and nothing of it was ever begun",
+    "undecided": "nobody has decided yet",
+    "undecided_held": "held: waits for an operator",
+    "resolved_late": "decided after it had been held",
+    "unverifiable_retention": "begun before the log begins",
+}
+FAULTS = ("committed_duplicated", "rolled_back_but_delivered", "final_missing", "op_without_half")
+
+# Beside the verdicts.
+DAMAGED = "damaged"  # a stretch of the log that is no whole record
+ALTERED = "altered"
+WRONG_HALF = "wrong_half"
+FLAGS = {ALTERED: Fact.ALTERED, WRONG_HALF: Fact.WRONG_HALF}
+
+FINDINGS = (*VERDICTS, DAMAGED, *FLAGS)
+FAIL_ON = (*FAULTS, DAMAGED, *FLAGS)  # unless a run is told otherwise
+
+
+def _is_committed(facts: Fact) -> bool:
+    """A final without an op is a decision all the same: a broker writes the op later, and may die before."""
+    return Fact.COMMIT_OP in facts or (Fact.ROLLBACK_OP not in facts and Fact.PUBLISHED in facts)
+
+
+def _is_rolled_back(facts: Fact) -> bool:
+    """A broker's op that has no final is a rollback."""
+    if Fact.COMMIT_OP in facts:
+        return False
+    return Fact.ROLLBACK_OP in facts or (Fact.PLAIN_OP in facts and Fact.PUBLISHED not in facts)
+
+
+def _is_contradicted(facts: Fact) -> bool:
+    return Fact.ROLLBACK_OP in facts and Fact.PUBLISHED in facts
+
+
+def _is_published_once(facts: Fact) -> bool:
+    return _is_committed(facts) and not _is_contradicted(facts) and Fact.ALL_THERE in facts and Fact.DOUBLED not in facts
+
+
+def _is_never_published(facts: Fact) -> bool:
+    return _is_rolled_back(facts) and Fact.PUBLISHED not in facts
+
+
+def _is_open(facts: Fact) -> bool:
+    return not _is_committed(facts) and not _is_rolled_back(facts)
+
+
+_OF_BEGUN: Mapping[str, Callable[[Fact], bool]] = {
+    "committed_once": lambda facts: _is_published_once(facts) and Fact.LATE not in facts,
+    "committed_duplicated": lambda facts: (
+        _is_committed(facts) and not _is_contradicted(facts) and Fact.ALL_THERE in facts and Fact.DOUBLED in facts
+    ),
+    "rolled_back_clean": lambda facts: _is_never_published(facts) and Fact.LATE not in facts,
+    "rolled_back_but_delivered": _is_contradicted,
+    "final_missing": lambda facts: _is_committed(facts) and not _is_contradicted(facts) and Fact.ALL_THERE not in facts,
+    "undecided": lambda facts: _is_open(facts) and Fact.HELD not in facts,
+    "undecided_held": lambda facts: _is_open(facts) and Fact.HELD in facts,
+    "resolved_late": lambda facts: (_is_published_once(facts) or _is_never_published(facts)) and Fact.LATE in facts,
+}
+_OF_OTHERS: Mapping[str, Callable[[Fact], bool]] = {
+    "op_without_half": lambda facts: Fact.GONE not in facts,
+    "unverifiable_retention": lambda facts: Fact.GONE in facts,
+}
+
+
+def fitting(facts: Fact) -> list[str]:
+    """The verdicts that these facts bear out: exactly one, or the audit does not balance."""
+    rules = _OF_BEGUN if Fact.HALF in facts else _OF_OTHERS
+    return [name for name, fits in rules.items() if fits(facts)]
+
+
+def verdict(facts: Fact) -> str | None:
+    found = fitting(facts)
+    return found[0] if len(found) == 1 else None
