@@ -8,6 +8,7 @@ import typer
 
 from app import exit_codes
 from app.settings import ConfigurationError, load
+from cli import audit
 
 app = typer.Typer(
     name="escrowmq",
@@ -16,6 +17,8 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(audit.app)
 
 
 @app.command()

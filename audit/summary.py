@@ -1,0 +1,62 @@
+"""A report as a person reads it on a terminal."""
+
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from audit.verdicts import FAULTS, VERDICTS
+
+_LISTED = 20
+
+
+def show(console: Console, report: dict[str, Any], *, exit_status: int) -> None:
+    console.print(_verdicts(report), _log(report), highlight=False)
+    found = report["findings"]
+    if found["items"]:
+        console.print(_findings(found), highlight=False)
+    if not report["balanced"]:
+        console.print(Text("It does NOT balance: see `log` and `verdicts` of the report.", style="bold red"))
+    elif exit_status:
+        console.print(Text(f"{found['total']:,} findings.", style="bold red"))
+    else:
+        console.print(Text("It balances: every transaction has one verdict, every byte is accounted for.", style="bold green"))
+
+
+def _verdicts(report: dict[str, Any]) -> RenderableType:
+    table = Table("verdict", "transactions", "", title=f"{report['begun']:,} transactions", title_justify="left")
+    table.columns[1].justify = "right"
+    for name, count in report["verdicts"].items():
+        style = "bold red" if count and name in FAULTS else "" if count else "dim"
+        table.add_row(name, f"{count:,}", VERDICTS[name], style=style)
+    return table
+
+
+def _log(report: dict[str, Any]) -> RenderableType:
+    log, segments = report["log"], report["segments"]
+    lines = [
+        f"{log['records']:,} records in {log['end'] - log['begin']:,} bytes of log, "
+        f"{log['accounted_bytes']:,} of them accounted for",
+        f"segments {segments['from']} to {segments['to']}, {segments['digest']}",
+    ]
+    if log["damaged_stretches"]:
+        lines.append(f"{log['damaged_stretches']:,} damaged stretches, {log['damaged_bytes']:,} bytes")
+    if log["torn_bytes"]:
+        lines.append(f"{log['torn_bytes']:,} bytes behind the end are of appends that nobody was answered")
+    return Group(*[Text(line) for line in lines])
+
+
+def _findings(found: dict[str, Any]) -> RenderableType:
+    table = Table("finding", "transaction", "at log offsets", "", title="Findings", title_justify="left")
+    for item in found["items"][:_LISTED]:
+        if "transaction_id" in item:
+            flags = " ".join(name for name in ("altered", "wrong_half") if item[name])
+            places = ", ".join(f"{record['kind']} {record['log_offset']}" for record in item["records"])
+            table.add_row(item["verdict"], item["transaction_id"], places, flags)
+        else:
+            table.add_row(item["verdict"], "", f"{item['log_offset']} ({item['bytes']:,} bytes)", item["reason"])
+    left = found["total"] - min(len(found["items"]), _LISTED)
+    if left > 0:
+        table.caption = f"and {left:,} more; --json lists {len(found['items']):,}"
+    return table

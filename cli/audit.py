@@ -1,0 +1,176 @@
+"""`escrowmq audit`: Spark jobs that prove what became of every transaction. Spark is imported when a job runs."""
+
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from enum import IntEnum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from audit.verdicts import FAIL_ON, FINDINGS
+
+app = typer.Typer(name="audit", help="Prove what became of every transaction, from the log alone.", no_args_is_help=True)
+
+_TIMES = ["%Y-%m-%dT%H:%M:%S.%fZ", "%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%d"]
+
+
+class Exit(IntEnum):
+    CLEAN = 0
+    FINDINGS = 1
+    USAGE = 2
+    NOT_CARRIED_OUT = 3
+    NOT_BALANCED = 4
+
+
+@app.callback()
+def audit() -> None:
+    """Prove what became of every transaction, from the log alone."""
+
+
+@app.command()
+def run(
+    log: Annotated[
+        str, typer.Option(help="The store's folder (it holds commitlog/) or a folder of segments; a path or a URI.")
+    ],
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
+    fail_on: Annotated[
+        str, typer.Option(help="What counts as a finding: names with commas between, `none`, or `faults`.")
+    ] = "faults",
+    begun_from: Annotated[
+        datetime | None, typer.Option("--from", formats=_TIMES, help="Transactions begun at this time (UTC) or later.")
+    ] = None,
+    begun_to: Annotated[datetime | None, typer.Option("--to", formats=_TIMES, help="Transactions begun before.")] = None,
+    producer_group: Annotated[str | None, typer.Option(help="Transactions of this group only.")] = None,
+    master: Annotated[str, typer.Option(help="Where Spark runs: local[*], spark://host:7077, yarn, k8s://...")] = "local[*]",
+    split_mb: Annotated[int, typer.Option(help="How much of the log one task reads.", min=1)] = 64,
+    driver_memory: Annotated[str, typer.Option(help="Of the Java process that drives Spark.")] = "2g",
+    spark_log: Annotated[Path | None, typer.Option(help="Where Java and Spark write what they have to say.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no summary.")] = False,
+) -> None:
+    """Give every transaction in the log exactly one verdict.
+
+    Exit status: 0 clean; 1 findings; 2 wrong usage; 3 it could not be carried out; 4 the counts do not balance.
+    """
+    begun_at = datetime.now(UTC)
+    if find_spec("pyspark") is None or find_spec("pyarrow") is None:
+        _say("The audit needs Spark: `make audit` installs it, or: pip install -r requirements-audit.lock")
+        raise typer.Exit(Exit.NOT_CARRIED_OUT)
+    is_finding = _is_finding(fail_on)
+    console = Console(stderr=True, soft_wrap=True)
+    spark_log = spark_log or Path(tempfile.gettempdir()) / f"escrowmq-audit-{os.getpid()}.log"
+    try:
+        outcome = _carry_out(
+            log,
+            master,
+            begun_from,
+            begun_to,
+            producer_group,
+            is_finding,
+            split_mb,
+            driver_memory,
+            spark_log,
+            console,
+            quiet=quiet,
+        )
+    except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: it could not be carried out
+        _say(f"The audit could not be carried out: {_in_short(error)}")
+        if spark_log.exists() and spark_log.stat().st_size:
+            _say(f"What Spark had to say is in {spark_log}")
+        raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
+    status = Exit.NOT_BALANCED
+    if outcome.is_balanced:
+        status = Exit.FINDINGS if outcome.report["findings"]["total"] else Exit.CLEAN
+    if json_file is not None:
+        _write(json_file, {**outcome.report, "run": _run_part(log, master, begun_at, status)})
+    if not quiet:
+        from audit import summary
+
+        summary.show(Console(soft_wrap=True), outcome.report, exit_status=status)
+    raise typer.Exit(status)
+
+
+def _carry_out(
+    uri: str,
+    master: str,
+    begun_from: datetime | None,
+    begun_to: datetime | None,
+    producer_group: str | None,
+    is_finding: Callable[[str], bool],
+    split_mb: int,
+    driver_memory: str,
+    spark_log: Path,
+    console: Console,
+    *,
+    quiet: bool,
+) -> Any:
+    from contextlib import nullcontext
+
+    from audit import extent
+
+    found = extent.find_log(uri)  # before Spark: where there is no log, that is said at once
+
+    from audit import progress
+    from audit.session import session
+    from audit.transaction_audit import Scope, TransactionAudit
+
+    scope = Scope(begun_from=_utc(begun_from), begun_to=_utc(begun_to), producer_group=producer_group)
+    with session(master, log=spark_log, settings={"spark.driver.memory": driver_memory}) as spark:
+        what = f"{found.end - found.begin:,} bytes of log"
+        with nullcontext() if quiet else progress.shown(spark, what, console=console):
+            return TransactionAudit(spark, found, scope, split_bytes=split_mb << 20).run(counted=is_finding)
+
+
+def _is_finding(text: str) -> Callable[[str], bool]:
+    if text == "none":
+        return lambda name: False
+    if text == "faults":
+        return FAIL_ON.__contains__
+    wanted = {name.strip() for name in text.split(",")}
+    unknown = sorted(wanted - set(FINDINGS))
+    if unknown:
+        raise typer.BadParameter(f"{', '.join(unknown)}; there are {', '.join(FINDINGS)}", param_hint="--fail-on")
+    return wanted.__contains__
+
+
+def _run_part(log: str, master: str, begun_at: datetime, status: Exit) -> dict[str, Any]:
+    """What differs from run to run over the same bytes."""
+    ended_at = datetime.now(UTC)
+    return {
+        "report_id": f"rpt_{begun_at:%Y%m%dT%H%M%S%f}",
+        "started_at": begun_at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "finished_at": ended_at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "seconds": round((ended_at - begun_at).total_seconds(), 3),
+        "exit_status": int(status),
+        "log": log,
+        "master": master,
+        "python": platform.python_version(),
+    }
+
+
+def _write(path: Path, report: dict[str, Any]) -> None:
+    """All of it or nothing."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    scratch.replace(path)
+
+
+def _utc(moment: datetime | None) -> datetime | None:
+    return None if moment is None else moment.replace(tzinfo=UTC)
+
+
+def _in_short(error: Exception) -> str:
+    """Spark's errors go on for pages; what went wrong stands in the last line of the innermost."""
+    text = str(error).partition("\nJVM stacktrace")[0].strip()
+    return f"{type(error).__name__}: {text[:2_000]}"
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
