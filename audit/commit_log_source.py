@@ -8,6 +8,7 @@ Options:
     splitMB          how much of a segment one task reads (64)
     startOffset      log offsets: read from the first unit at or behind it,
     endOffset        and up to the first unit at or behind it (up to where the log is on disk)
+    maxBytesPerTrigger  of a stream: how much of the log one batch reads, to the next border of a unit
     pushdown         "true" where spark.sql.python.filterPushdown.enabled is on, which it is not unless somebody asks; Spark
                      refuses a reader that can take filters while it is off
     log              the log as an earlier look found it (`encode_log`): so that several reads mean the same bytes
@@ -20,7 +21,7 @@ import base64
 import pickle
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -28,6 +29,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
+    DataSourceStreamReader,
     EqualTo,
     Filter,
     GreaterThan,
@@ -38,6 +40,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from audit import columns, decode, extent
@@ -75,6 +78,9 @@ class CommitLogSource(DataSource):
         kind = FilteringReader if self.options.get("pushdown", "").lower() == "true" else CommitLogReader
         return kind(dict(self.options), schema)
 
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        return CommitLogStream(dict(self.options), schema)
+
 
 @dataclass
 class LogPartition(InputPartition):
@@ -90,14 +96,52 @@ class CommitLogReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         log = log_of(self._options)
-        split_bytes = int(float(self._options.get("splitmb", extent.SPLIT_BYTES >> 20)) * (1 << 20))
-        found = extent.parts(log, split_bytes=max(1, split_bytes))
+        found = extent.parts(log, split_bytes=_split_bytes(self._options))
         return [LogPartition(log, part) for part in found if may_match(part, self._filters)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, LogPartition):
             return  # of a log without a byte: Spark asks for one partition all the same
         yield from rows(partition.log, partition.part, to_arrow_schema(self._schema, timezone="UTC"), self._filters)
+
+
+class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The log as it grows. An offset is a log offset, and a border of units: what is read up to one is read on from there."""
+
+    def __init__(self, options: dict[str, str], schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._target: int | None = None
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+        log = extent.find_log(self._options["path"])
+        asked = _number(self._options, "startoffset")
+        return {"offset": log.begin if asked is None else extent.border_at(log, asked)}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        limit = _number(self._options, "maxbytespertrigger")
+        return ReadAllAvailable() if limit is None else ReadMaxBytes(limit)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = extent.find_log(self._options["path"]).limit
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+        log = extent.find_log(self._options["path"])
+        end = log.limit if self._target is None else min(self._target, log.limit)
+        if isinstance(limit, ReadMaxBytes):
+            end = min(end, extent.border_at(log, start["offset"] + limit.max_bytes))
+        return {"offset": max(start["offset"], end)}
+
+    def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
+        return {"offset": extent.find_log(self._options["path"]).limit}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        log = extent.find_log(self._options["path"])._replace(begin=start["offset"], end=end["offset"])
+        return [LogPartition(log, part) for part in extent.parts(log, split_bytes=_split_bytes(self._options))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, LogPartition):
+            yield from rows(partition.log, partition.part, to_arrow_schema(self._schema, timezone="UTC"))
 
 
 class FilteringReader(CommitLogReader):
@@ -184,8 +228,12 @@ def _matching(batch: pa.RecordBatch, filters: Iterable[Filter]) -> pa.RecordBatc
 
 
 def _value(value: Any) -> Any:
-    """Spark hands over times without a zone, in the session's, which for us is UTC."""
-    return value.timestamp() if isinstance(value, datetime) and value.tzinfo is None else value
+    """A time without a zone is one of the session's, which is UTC."""
+    return value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value
+
+
+def _split_bytes(options: MutableMapping[str, str]) -> int:
+    return max(1, int(float(options.get("splitmb", extent.SPLIT_BYTES >> 20)) * (1 << 20)))
 
 
 def _number(options: MutableMapping[str, str], name: str) -> int | None:

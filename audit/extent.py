@@ -45,13 +45,13 @@ def find_log(uri: str, *, begin: int | None = None, end: int | None = None) -> L
     else:
         log = _walk_to_the_end(folder)
     if begin is not None:
-        log = log._replace(begin=_border(log, begin))
+        log = log._replace(begin=border_at(log, begin))
     if end is not None:
-        log = log._replace(end=max(log.begin, _border(log, end)))
+        log = log._replace(end=max(log.begin, border_at(log, end)))
     return log
 
 
-def _border(log: Log, offset: int) -> int:
+def border_at(log: Log, offset: int) -> int:
     """The border that a place stands for: the first one at or behind it."""
     for segment in log.folder.segments:
         limit = min(segment.end_offset, log.limit)
@@ -96,7 +96,8 @@ def pieces(log: Log, part: Part, reader: LogReader) -> Iterator[Piece]:
         end=part.end,
         limit=min(segment.end_offset, log.limit),
         segment_end=segment.end_offset,
-        is_border=part.begin in (segment.base_offset, log.begin),
+        begins_at_border=part.begin in (segment.base_offset, log.begin),
+        ends_at_border=part.end in (segment.end_offset, log.end),
     )
 
 
@@ -140,7 +141,7 @@ def _last_whole(folder: Folder, reader: LogReader, begin: int) -> int:
 def _first_halt(read: Read, segment: Segment, begin: int) -> int:
     """Where the walk from a border finds something else than whole units; the segment's end where it does not."""
     end = segment.end_offset
-    found = walk(read, begin=begin, end=end, limit=end, segment_end=end, is_border=True)
+    found = walk(read, begin=begin, end=end, limit=end, segment_end=end, begins_at_border=True)
     return next((piece.offset for piece in found if piece.what is What.DAMAGE or not piece.is_verified), end)
 
 

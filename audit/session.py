@@ -9,6 +9,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from audit.commit_log_source import CommitLogSource
+from audit.consume_queue_source import ConsumeQueueSource
 from audit.java import java_home
 
 _ROOT = Path(__file__).parents[1]
@@ -49,6 +50,7 @@ def session(
     with _stderr_into(log):
         spark = builder.getOrCreate()
     spark.dataSource.register(CommitLogSource)
+    spark.dataSource.register(ConsumeQueueSource)
     try:
         yield spark
     finally:

@@ -51,14 +51,24 @@ class Piece(NamedTuple):
     is_verified: bool = True
 
 
-def walk(read: Read, *, begin: int, end: int, limit: int, segment_end: int, is_border: bool) -> Iterator[Piece]:
+def walk(
+    read: Read,
+    *,
+    begin: int,
+    end: int,
+    limit: int,
+    segment_end: int,
+    begins_at_border: bool = False,
+    ends_at_border: bool = False,
+) -> Iterator[Piece]:
     """The pieces that begin in [begin, end) of one segment, in order, without gaps.
 
-    `limit`: nothing at or behind it is looked at; the end of the segment, or of the log where that comes first. `is_border`:
-    is it known that something begins at `begin`?
+    `limit`: nothing at or behind it is looked at; the end of the segment, or of the log where that comes first. A border is
+    known to be one where an earlier walk has ended there.
     """
-    at = begin if is_border else first_anchor(read, begin, limit, segment_end)
-    end = limit if end >= limit else first_anchor(read, end, limit, segment_end)
+    at = begin if begins_at_border else first_anchor(read, begin, limit, segment_end)
+    if not ends_at_border:
+        end = first_anchor(read, end, limit, segment_end)
     window_bytes, reach = WINDOW_BYTES, end
     while at < end:
         offset = at - at % unit.ALIGNMENT

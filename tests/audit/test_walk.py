@@ -25,7 +25,7 @@ def pieces_of(data: bytes, borders: list[int], *, base: int = 0) -> list[Piece]:
             end=behind,
             limit=end,
             segment_end=end,
-            is_border=begin == base,
+            begins_at_border=begin == base,
         )
     return found
 

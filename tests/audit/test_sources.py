@@ -1,0 +1,123 @@
+"""The log and the queues as Spark sees them: columns, filters, streams."""
+
+import tarfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from audit import columns, consume_queue_source, extent
+from storage.formats import queue_entry
+from storage.formats.names import HALF_TOPIC
+from tests.golden.test_rocketmq_stores import FOLDER as BROKERS
+from tests.support import plain_audit
+from tests.support.planted import plant
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> Path:
+    log, _ = plant(tmp_path_factory.mktemp("sources") / "store", times=1, segment_bytes=1 << 16)
+    return log.root
+
+
+@pytest.fixture(scope="module")
+def broker_store(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("broker")
+    with tarfile.open(BROKERS / "public-1.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "store"
+
+
+def log_of(spark, store: Path, *names: str, **options: str):
+    reader = spark.read.format("commitlog").option("path", str(store)).options(**options)
+    return (reader.schema(columns.schema_text(names)) if names else reader).load()
+
+
+def test_every_column_comes_with_its_type(spark, broker_store):
+    frame = log_of(spark, broker_store)
+
+    rows = frame.orderBy("log_offset").collect()
+
+    assert [field.simpleString() for field in frame.schema] == [f"{name}:{kind}" for name, kind in columns.COLUMNS.items()]
+    assert len(rows) == 538
+    assert rows[0]["topic"] == HALF_TOPIC
+    assert rows[0]["body_bytes"] == len(rows[0]["body"])
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "kind = 'op' and log_offset >= 20000",
+        "kind in ('half', 'held') and log_offset < 90000",
+        "stored_at > timestamp'2027-01-15 08:00:00.050' and topic = 'orders'",
+        "transaction_id = 'committed.1.0' or kind = 'op'",
+        "is_commit and not kind = 'final'",
+        "decision is not null and queue_id = 0",
+    ],
+)
+def test_a_filter_gives_the_same_whether_the_reader_or_spark_applies_it(spark, store, condition):
+    wanted = ("log_offset", "kind", "topic", "stored_at", "transaction_id", "is_commit", "decision", "queue_id")
+
+    by_spark = log_of(spark, store, *wanted).where(condition).select("log_offset").orderBy("log_offset").collect()
+    by_reader = log_of(spark, store, *wanted, pushdown="true", splitMB="0.01").where(condition)
+
+    assert by_reader.select("log_offset").orderBy("log_offset").collect() == by_spark
+    assert by_spark
+
+
+def test_a_stretch_of_the_log_can_be_read(spark, store):
+    whole = [row.log_offset for row in log_of(spark, store, "log_offset").orderBy("log_offset").collect()]
+
+    some = log_of(spark, store, "log_offset", startOffset=str(whole[10]), endOffset=str(whole[200])).collect()
+
+    log = extent.find_log(str(store), begin=whole[10], end=whole[200])
+    assert sorted(row.log_offset for row in some) == [offset for offset in whole if log.begin <= offset < log.end]
+    assert len(some) > 100
+
+
+def test_a_stream_in_small_batches_gives_every_row_once_and_ends(spark, store, tmp_path):
+    batches: list[list[int]] = []
+
+    def keep(frame, _) -> None:
+        batches.append([row.log_offset for row in frame.collect()])
+
+    stream = spark.readStream.format("commitlog").option("path", str(store)).option("maxBytesPerTrigger", "25000")
+    query = (
+        stream.schema("log_offset bigint, kind string")
+        .load()
+        .writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .foreachBatch(keep)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination(300)
+
+    read = plain_audit.read_log(store / "commitlog", end=extent.find_log(str(store)).end)
+    fillers = len(list((store / "commitlog").iterdir())) - 1
+    rows = [offset for batch in batches for offset in batch]
+    assert len(batches) > 3
+    assert len(rows) == len(set(rows)) == len(read.messages) + fillers
+    assert {message.log_offset for message in read.messages} < set(rows)
+
+
+def test_the_entries_of_consume_queues_are_rows_of_their_own(spark, broker_store):
+    found = spark.read.format("consumequeue").option("path", str(broker_store)).load().collect()
+
+    expected = []
+    for file in consume_queue_source.queue_files(str(broker_store)):
+        for number, entry in enumerate(queue_entry.decode_all(Path(file.path).read_bytes())):
+            if entry.record_bytes:
+                expected.append((file.topic, file.queue_id, file.first_entry + number, *entry))
+    assert sorted(tuple(row) for row in found) == sorted(expected)
+    assert len({(topic, queue_id) for topic, queue_id, *_ in expected}) > 10
+
+
+def test_times_are_the_ones_that_are_stored_whatever_zone_the_machine_is_in(spark, store):
+    (row,) = (
+        log_of(spark, store, "log_offset", "stored_at")
+        .where("log_offset = 0")
+        .selectExpr("unix_millis(stored_at) at")
+        .collect()
+    )
+
+    assert datetime.fromtimestamp(row.at / 1000, UTC) == datetime(2027, 1, 15, 8, 0, tzinfo=UTC)
