@@ -7,8 +7,8 @@ from tests.support.http import ok, until
 from tests.support.server import Server
 
 LOOPS = [
-    *("schedules", "cron", "cron_snapshots", "leases", "lease_snapshots"),
-    *("checkback", "webhooks", "snapshots", "deriver"),
+    *("retention", "schedules", "cron", "cron_snapshots", "leases", "redrive", "lease_snapshots"),
+    *("requests", "request_snapshots", "checkback", "webhooks", "snapshots", "deriver"),
 ]
 
 
@@ -21,7 +21,7 @@ def test_every_loop_says_when_it_ran_and_that_all_is_well(api, topic):
 
     found = until(lambda: (now := loops(api)) and all("last_run_at" in loop for loop in now.values()) and now, "each has run")
 
-    assert list(found) == LOOPS
+    assert sorted(found) == sorted(LOOPS)
     for loop in found.values():
         assert datetime.fromisoformat(loop["last_run_at"])
         assert (loop["failures"], loop["set_aside"], "last_error" in loop) == (0, 0, False), loop
@@ -75,24 +75,23 @@ def test_what_a_loop_went_past_is_told_with_its_reason_and_the_service_is_ready_
 
 
 def test_a_damaged_record_under_a_delayed_message_keeps_no_other_from_being_delivered(tmp_path):
-    with Server(tmp_path / "data", dev=False) as server, server.client() as api:
+    never_sweeps = {"ESCROWMQ_SCHEDULE__SWEEP_INTERVAL_MS": "3600000"}
+    with Server(tmp_path / "data", environment=never_sweeps) as server, server.client() as api:
         ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
-        damaged, sound = (
-            ok(api.post("/v1/topics/orders/messages", json={"payload": f"number-{number}", "delay_ms": delay_ms}), 201)
-            for number, delay_ms in ((1, 3_600_000), (2, 3_600_001))
+        _, sound = (
+            ok(api.post("/v1/topics/orders/messages", json={"payload": f"number-{number}", "delay_ms": 50 + number}), 201)
+            for number in (1, 2)
         )
+        ok(api.get("/v1/schedules"))  # both are known, and kept by the stop
         assert server.terminate() == 0
-        segment = min((tmp_path / "data" / "store" / "commitlog").iterdir())
-        segment.write_bytes(segment.read_bytes().replace(b"number-1", b"number-7"))
-        server.start()
-        for receipt in (damaged, sound):
-            ok(api.patch(f"/v1/schedules/{receipt['schedule_id']}", json={"deliver_at": "2000-01-01T00:00:00Z"}))
-
+    segment = min((tmp_path / "data" / "store" / "commitlog").iterdir())
+    segment.write_bytes(segment.read_bytes().replace(b"number-1", b"number-7"))
+    with Server(tmp_path / "data") as server, server.client() as api:
         path = "/v1/topics/orders/queues/0/messages?offset=0&wait_ms=10000"
         assert [one["message_id"] for one in ok(api.get(path))["messages"]] == [sound["message_id"]]
         schedules = until(lambda: (now := loops(api)["schedules"])["set_aside"] and now, "it is set aside")
 
         assert "last_error" not in schedules
         (aside,) = ok(api.get("/v1/schedules", params={"state": "set_aside"}))["items"]
-        assert (aside["schedule_id"], aside["reason"][:13]) == (damaged["schedule_id"], "CorruptRecord")
+        assert aside["reason"].startswith("CorruptRecord")
         ok(api.get("/readyz"))
