@@ -1,6 +1,7 @@
 """Asking producers about undecided transactions: the sweep that opens checks, what an answer does, holding and resuming."""
 
 import asyncio
+from collections import deque
 
 import structlog
 
@@ -46,28 +47,29 @@ class Asking:
     async def sweep(self, now_ms: int) -> int:
         """Offer the checks that are due, end what is exhausted; how many transactions it acted on."""
         acted = self._checks.return_expired()
-        exhausted: list[tuple[Transaction, HoldReason]] = []
-        for number, transaction in enumerate(self._table.take_due(now_ms), 1):
-            plan = self._plan(transaction, now_ms)
-            if plan.step is Step.EXHAUST:
-                assert plan.reason is not None
-                exhausted.append((transaction, plan.reason))
-            else:
-                if plan.step is Step.ASK:
-                    transaction.asked_at_ms = now_ms
-                    self._checks.offer(transaction)
-                    acted += 1
-                assert plan.look_again_ms is not None
-                self._table.look_again(transaction, plan.look_again_ms)
-            if number % _SLICE == 0:
-                await asyncio.sleep(0)  # after a long stop a million may be due at once
-        for ended, (transaction, reason) in enumerate(exhausted):
-            try:
-                acted += await self._end_or_set_aside(transaction, reason, now_ms)
-            except BaseException:
-                for left, _ in exhausted[ended:]:
-                    self._table.look_again(left, now_ms)
-                raise
+        exhausted: deque[tuple[Transaction, HoldReason]] = deque()
+        try:
+            for number, transaction in enumerate(self._table.take_due(now_ms), 1):
+                plan = self._plan(transaction, now_ms)
+                if plan.step is Step.EXHAUST:
+                    assert plan.reason is not None
+                    exhausted.append((transaction, plan.reason))
+                else:
+                    if plan.step is Step.ASK:
+                        transaction.asked_at_ms = now_ms
+                        self._checks.offer(transaction)
+                        acted += 1
+                    assert plan.look_again_ms is not None
+                    self._table.look_again(transaction, plan.look_again_ms)
+                if number % _SLICE == 0:
+                    await asyncio.sleep(0)  # after a long stop a million may be due at once
+            while exhausted:
+                acted += await self._end_or_set_aside(*exhausted[0], now_ms)
+                exhausted.popleft()
+        finally:
+            # Whoever swept may have gone in the middle, as a poll does whose time is up: nobody is forgotten for that.
+            for left, _ in exhausted:
+                self._table.look_again(left, now_ms)
         return acted
 
     def set_aside(self) -> dict[str, str]:

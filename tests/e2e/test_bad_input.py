@@ -414,7 +414,8 @@ def queries() -> Iterator[Case]:
     yield Case("older than text", "GET", "/v1/transactions?older_than_ms=old", pointer="/query/older_than_ms")
     yield Case("older than the future", "GET", "/v1/transactions?older_than_ms=-1", pointer="/query/older_than_ms")
     yield Case("wait too long", "GET", "/v1/transactions/{open}?wait_ms=30001", pointer="/query/wait_ms")
-    yield Case("as_of is not offered", "GET", "/v1/transactions/{open}?as_of=2026-03-02T10:15:04.000Z", pointer="/query/as_of")
+    for time in ("yesterday", "2026-03-02T10:15:04", "9999-03-02T10:15:04.000Z", ""):
+        yield Case(f"as_of={time}", "GET", f"/v1/transactions/{{open}}?as_of={time}", pointer="/query/as_of")
 
 
 def checks() -> Iterator[Case]:

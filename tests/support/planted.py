@@ -7,7 +7,6 @@ from random import Random
 import msgspec
 
 from scheduler import scheduled_message
-from storage.formats.properties import SCHEDULE_ID
 from storage.message import Message, QueueId, StoredMessage
 from tests.support.written_log import Transactions, WrittenLog, stored
 from txn.states import TxnState
@@ -21,12 +20,9 @@ def changed(message: Message, **fields: object) -> Message:
 
 def _delayed(shop: Transactions, halves: Begun) -> list[Message]:
     """The finals as they lie in the delay topic."""
-    noted = [changed(final, system={**final.system, SCHEDULE_ID: f"sch_{final.message_id}"}) for final in shop.finals(halves)]
     return [
-        scheduled_message.put_off(
-            scheduled_message.with_delay(final, final.system[SCHEDULE_ID], delay_ms=5_000), shop.log.now_ms
-        )
-        for final in noted
+        scheduled_message.put_off(scheduled_message.with_delay(final, delay_ms=5_000), shop.log.now_ms)
+        for final in shop.finals(halves)
     ]
 
 

@@ -794,3 +794,26 @@ def test_what_is_due_all_at_once_leaves_room_for_others_between():
         assert turns >= 2
 
     in_house(life)
+
+
+def test_a_sweep_that_is_given_up_in_the_middle_forgets_nobody():
+    """A poll sweeps too, and ends when its time is up."""
+
+    async def life(house):
+        count = 3_000
+        policy = CheckbackPolicy(first_after_ms=0, max_answers=1)
+        for number in range(count):
+            half = TxnMessage(f"m-{number}", ORDERS, None, number)
+            begun = Transaction(f"txn-{number}", "shop", (half,), policy, prepared_at_ms=0, next_check_at_ms=0, answers=1)
+            house.coordinator.table.add(begun)
+
+        sweep = asyncio.ensure_future(house.sweep())
+        await asyncio.sleep(0)
+        sweep.cancel()
+        await asyncio.wait([sweep])
+        await house.sweep()
+
+        assert sweep.cancelled()
+        assert house.coordinator.table.held_count == count
+
+    in_house(life)
