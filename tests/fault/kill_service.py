@@ -15,6 +15,9 @@ from tests.support.server import Server
 
 PRODUCERS = 16
 CONSUMERS = 8
+LEASED_CONSUMERS = 4
+GROUP = "/v1/groups/billing"
+LEASE_MS = 2_000
 ANSWERS_BETWEEN_KILLS = (15, 120)
 LONGEST_LIFE_SECONDS = 60
 TOPIC = "orders"
@@ -47,10 +50,18 @@ class Campaign:
         self._batches: list[list[str]] = []
         self._txns: list[Txn] = []
         self._seen: dict[tuple[int, int], str] = {}
+        self._acked: dict[str, int] = {}  # message id -> attempt, when its acknowledgement was answered
+        self._maybe_acked: set[str] = set()  # nobody was told
+        self._received: set[tuple[str, int]] = set()  # message ids and attempts
 
     @property
     def acknowledged(self) -> int:
         return sum(place is not None for place in self._sent.values())
+
+    @property
+    def consumed(self) -> int:
+        """Messages whose acknowledgement was answered to a consumer."""
+        return len(self._acked)
 
     @property
     def committed(self) -> int:
@@ -60,14 +71,17 @@ class Campaign:
         asyncio.run(self._run())
 
     async def _run(self) -> None:
-        limits = httpx.Limits(max_connections=PRODUCERS + CONSUMERS + 4)
+        limits = httpx.Limits(max_connections=PRODUCERS + CONSUMERS + LEASED_CONSUMERS + 4)
         async with httpx.AsyncClient(base_url=self._server.url, timeout=20, trust_env=False, limits=limits) as client:
             self._client = client
             self._up.set()
             created = await client.post("/v1/topics", json={"topic": TOPIC, "queues": QUEUES})
             assert created.status_code == 201
+            rules = {"topics": [{"topic": TOPIC}], "lease_ms": LEASE_MS, "max_attempts": 1_000, "backoff_ms": [50]}
+            assert (await client.put(GROUP, json=rules)).status_code == 201
             actors = [asyncio.create_task(self._produce()) for _ in range(PRODUCERS)]
             actors += [asyncio.create_task(self._consume(number % QUEUES)) for number in range(CONSUMERS)]
+            actors += [asyncio.create_task(self._consume_leased()) for _ in range(LEASED_CONSUMERS)]
             for _ in range(self._cycles):
                 # By what was done, not by the clock: on a busy machine the kills meet as much as on an idle one.
                 self._answers_to_kill = self._random.randrange(*ANSWERS_BETWEEN_KILLS)
@@ -105,6 +119,36 @@ class Campaign:
             elif answer is not None and answer.status_code == 400:
                 self.problems.append(f"queue {queue} ends before offset {offset}, which was served: {answer.text}")
                 return
+
+    async def _consume_leased(self) -> None:
+        while not self._stopping:
+            await self._up.wait()
+            await self._receive_and_settle(self._random.choice(["ack", "ack", "ack", "nack", None]))
+
+    async def _receive_and_settle(self, verb: str | None, wait_ms: int = 200) -> int:
+        """How many messages there were."""
+        answer = await self._ask(
+            "POST", f"{GROUP}/receive", {"max_messages": self._random.randrange(1, 20), "wait_ms": wait_ms}
+        )
+        messages = answer.json()["messages"] if answer is not None and answer.status_code == 200 else []
+        for message in messages:
+            self._note_received(message["message_id"], message["attempt"])
+        if not messages or verb is None:
+            return len(messages)
+        ids = {message["receipt_handle"]: message["message_id"] for message in messages}
+        self._maybe_acked |= set(ids.values()) if verb == "ack" else set()
+        answer = await self._ask("POST", f"{GROUP}/{verb}", {"entries": [{"receipt_handle": handle} for handle in ids]})
+        if answer is not None and answer.status_code in (200, 207):
+            self._note_answer()
+            accepted = [ids[one["receipt_handle"]] for one in answer.json()["results"] if one["status"] == 200]
+            attempts = {message["message_id"]: message["attempt"] for message in messages}
+            self._acked |= {message_id: attempts[message_id] for message_id in accepted} if verb == "ack" else {}
+        return len(messages)
+
+    def _note_received(self, message_id: str, attempt: int) -> None:
+        self._expect(attempt <= self._acked.get(message_id, attempt), f"{message_id} was acknowledged and came again")
+        self._expect((message_id, attempt) not in self._received, f"attempt {attempt} of {message_id} was made twice")
+        self._received.add((message_id, attempt))
 
     async def _send(self) -> None:
         payload = self._payload()
@@ -175,6 +219,7 @@ class Campaign:
 
     async def _balance(self) -> None:
         final = await self._read_everything()
+        await self._balance_group()
         where: dict[str, list[tuple[int, int]]] = {}
         for place, payload in final.items():
             where.setdefault(payload, []).append(place)
@@ -195,6 +240,28 @@ class Campaign:
         self._expect(where.keys() <= known, "something is there that nobody sent")
         for txn in self._txns:
             await self._balance_txn(txn, where)
+
+    async def _balance_group(self) -> None:
+        """Everything that is there was acknowledged by somebody, or is handed out until it is."""
+        async with asyncio.timeout(LONGEST_LIFE_SECONDS):
+            while True:
+                count = await self._receive_and_settle("ack", wait_ms=200)
+                lag = (await self._client.get(f"{GROUP}/lag")).json()
+                if not count and not any(lag[f"messages_{state}"] for state in ("ready", "leased", "waiting")):
+                    break
+        there = set()
+        for queue in range(QUEUES):
+            offset = 0
+            while page := await self._page(queue, offset):
+                there |= {message["message_id"] for message in page}
+                offset += len(page)
+        self._expect(there <= self._acked.keys() | self._maybe_acked, "a message was neither acknowledged nor handed out again")
+        self._expect({message_id for message_id, _ in self._received} <= there, "the group was given what is not there")
+
+    async def _page(self, queue: int, offset: int) -> list[dict[str, Any]]:
+        path = f"/v1/topics/{TOPIC}/queues/{queue}/messages?offset={offset}&max_messages=1000&payload=omit"
+        messages: list[dict[str, Any]] = (await self._client.get(path)).json()["messages"]
+        return messages
 
     async def _balance_txn(self, txn: Txn, where: dict[str, list[tuple[int, int]]]) -> None:
         there = {payload in where for payload in txn.payloads}

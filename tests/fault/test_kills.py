@@ -45,6 +45,7 @@ def test_a_service_that_is_killed_under_load_loses_nothing_and_shows_nothing_it_
     assert not campaign.problems, "\n".join(campaign.problems[:20])
     assert campaign.kills == SERVICE_CYCLES // SERVICE_SHARDS
     assert campaign.acknowledged > 20 * campaign.kills, "too little was going on for a campaign: it would prove nothing"
+    assert campaign.consumed > 5 * campaign.kills
     assert campaign.committed > campaign.kills
     assert campaign.served > campaign.acknowledged // 2, "consumers that read nothing prove nothing"
 
