@@ -2,10 +2,10 @@
 
 import sys
 
-from benchmarks import append, asking, http, recovery, schedules, transactions
+from benchmarks import append, asking, delivery, http, recovery, schedules, transactions
 from benchmarks.report import show_machine
 
-BENCHMARKS = {"append": append.run, "recovery": recovery.run, "http": http.run, "asking": asking.run}
+BENCHMARKS = {"append": append.run, "recovery": recovery.run, "http": http.run, "asking": asking.run, "delivery": delivery.run}
 LONG = {"schedules": schedules.run, "transactions": transactions.run}
 
 

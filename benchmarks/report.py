@@ -29,7 +29,7 @@ class Figure:
     @property
     def ratio(self) -> float:
         """How much of the limit is reached: 1.0 is all of it."""
-        return self.limit / self.value if self.unit.startswith(("s", "ms", "µs")) else self.value / self.limit
+        return self.limit / self.value if self.unit.startswith(("s", "ms", "µs", "bytes")) else self.value / self.limit
 
 
 def median_of(runs: int, work: Callable[[], float]) -> float:

@@ -20,7 +20,7 @@ from storage.errors import CorruptRecord, IdempotencyKeyReused, StorageFull, Una
 from storage.message import Durability, StoredMessage
 from storage.store import KeyLookup
 
-_READ_MESSAGES = 256
+_READ_MESSAGES = 1_000
 _READ_BYTES = 1 << 20
 _MOST_IN_A_TURN = 4_096  # messages of one task, so that others get their turn
 _BURST_MS = 1_000  # what a task with a rate may catch up
