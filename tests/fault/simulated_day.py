@@ -38,6 +38,7 @@ ORDERS, REPORTS = QueueId("orders", 0), QueueId("reports", 0)
 DAY_SECONDS = 86_400
 HOUR_MS = 3_600_000
 SWEEP_MS = 10_000
+SNAPSHOT_MS = 1_800_000
 WINDOW_MS = 6 * HOUR_MS
 JUMPS_MS = [sign * ms for ms in (1_000, 60_000, HOUR_MS, 24 * HOUR_MS, 30 * 24 * HOUR_MS) for sign in (1, -1)]
 END_OF_32_BITS_MS = 2_147_483_647_000
@@ -400,13 +401,18 @@ class Service:
         async def fire() -> None:
             await self.cron.run_once(clock.wall_ms())
 
+        loops: dict[str, tuple[Callable[[], Awaitable[object]], int]] = {
+            "schedules": (deliver, SWEEP_MS),
+            "checkback": (sweep, SWEEP_MS),
+            "cron": (fire, SWEEP_MS),
+            "webhooks": (sender.run_once, SWEEP_MS),
+            "cron_snapshots": (self.cron.save_snapshot, SNAPSHOT_MS),
+            "snapshots": (self.coordinator.save_snapshot, SNAPSHOT_MS),
+        }
+        chance = Random(0).random
         self.tickers = [
-            Ticker("schedules", deliver, interval_ms=SWEEP_MS),
-            Ticker("checkback", sweep, interval_ms=SWEEP_MS),
-            Ticker("cron", fire, interval_ms=SWEEP_MS),
-            Ticker("webhooks", sender.run_once, interval_ms=SWEEP_MS),
-            Ticker("cron_snapshots", self.cron.save_snapshot, interval_ms=1_800_000),
-            Ticker("snapshots", self.coordinator.save_snapshot, interval_ms=1_800_000),
+            Ticker(name, run_once, interval_ms=interval_ms, clock=clock, chance=chance)
+            for name, (run_once, interval_ms) in loops.items()
         ]
         for ticker in self.tickers:
             ticker.start()

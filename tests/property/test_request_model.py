@@ -253,6 +253,7 @@ class RequestMachine(RuleBasedStateMachine):
             self.store,
             self.world.clock,
             SystemRandom(),
+            new_task_id=lambda: identifiers.new("task"),
             rules_of=lambda group: RULES,
             withdrawn=self.requests,
         )

@@ -61,6 +61,7 @@ class House:
             self.store,
             self.clock,
             SystemRandom(),
+            new_task_id=lambda: identifiers.new("task"),
             rules_of=lambda group: RULES,
             withdrawn=self.requests,
         )
