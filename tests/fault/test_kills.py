@@ -31,7 +31,8 @@ def test_a_store_that_is_killed_keeps_every_promise(shard, tmp_path):
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
     kills, answered, broken = map(int, re.findall(r"\d+", ended.stdout.splitlines()[0]))
-    assert (kills, broken) == (cycles, 0)
+    assert broken == 0
+    assert kills >= cycles
     assert answered > 5 * cycles, "too little was going on for a campaign: it would prove nothing"
 
 
