@@ -56,8 +56,8 @@ def test_leaving_the_torn_tail_is_found_by_power_cuts(monkeypatch):
 def test_answering_a_decision_before_its_sync_is_found_by_power_cuts(monkeypatch):
     append: Callable[..., object] = Journal.append
 
-    async def unsynced(self: Journal, messages: object, durability: object) -> object:
-        return await append(self, messages, durability and Durability.BUFFERED)  # type: ignore[misc]
+    async def unsynced(self: Journal, messages: object, durability: object, **how: object) -> object:
+        return await append(self, messages, durability and Durability.BUFFERED, **how)  # type: ignore[misc]
 
     monkeypatch.setattr(Journal, "append", unsynced)
 
