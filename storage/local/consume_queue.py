@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import PurePath
 from typing import NamedTuple
 
+from storage.errors import UnknownQueue, UnknownTopic
 from storage.files import durable
 from storage.files.handles import Handles
 from storage.files.vfs import Vfs
@@ -106,8 +107,11 @@ class ConsumeQueues:
         return iter(self._queues.values())
 
     def __getitem__(self, queue: QueueId) -> ConsumeQueue:
-        """Raises KeyError."""
-        return self._queues[queue]
+        """Raises UnknownTopic, UnknownQueue."""
+        try:
+            return self._queues[queue]
+        except KeyError:
+            raise self._unknown(queue) from None
 
     def count(self, topic: str) -> int:
         """How many queues the topic has; 0 where it is not known."""
@@ -145,6 +149,12 @@ class ConsumeQueues:
             # It begins here: what came before it has been dropped with its segments.
             self._queues[queue] = found = ConsumeQueue(queue, first=queue_offset, end=queue_offset)
         return found
+
+    def _unknown(self, queue: QueueId) -> UnknownTopic | UnknownQueue:
+        count = self.count(queue.topic)
+        if not count:
+            return UnknownTopic(f"topic {queue.topic} does not exist")
+        return UnknownQueue(f"topic {queue.topic} has queues 0 to {count - 1}, there is no queue {queue.number}")
 
 
 def _first_at(bounds: OffsetRange, log_offset: int, entries_at: Callable[[int], list[QueueEntry]]) -> int:

@@ -3,14 +3,18 @@
 import heapq
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from storage.formats import record as records
 from storage.local import log_walk
 from storage.local.commit_log import CommitLog
+from storage.local.futures import in_lane
 from storage.local.key_index import KeyIndex
+from storage.local.runner import Lane, Runner
 from storage.message import StoredMessage, TransactionBits
 
+_STEPS = 1_000  # records that a search looks at in one go
 _NOT_DELIVERED = (TransactionBits.PREPARED, TransactionBits.ROLLBACK)
 
 
@@ -26,22 +30,36 @@ class Wanted(NamedTuple):
 
 
 class KeyLookup:
-    """The read lane's."""
+    """Everything but `find` is the read lane's."""
 
     def __init__(
-        self, log: CommitLog, index: KeyIndex, *, indexed_end: Callable[[], int], visible_end: Callable[[], int]
+        self,
+        log: CommitLog,
+        index: KeyIndex,
+        runner: Runner,
+        *,
+        indexed_end: Callable[[], int],
+        visible_end: Callable[[], int],
     ) -> None:
         """`indexed_end`: up to which log offset the index has everything. `visible_end`: up to where readers may see."""
         self._log = log
         self._index = index
+        self._runner = runner
         self._indexed_end = indexed_end
         self._visible_end = visible_end
 
-    def search(self, wanted: Wanted) -> Iterator[StoredMessage | None]:
-        """What is found, newest first; None for each record that was looked at in vain, so that the caller may pause.
+    async def find(self, wanted: Wanted, *, max_messages: int) -> list[StoredMessage]:
+        """Newest first. Raises CorruptRecord."""
+        search = self._search(wanted)
+        found: list[StoredMessage] = []
+        is_over = max_messages <= 0
+        while not is_over:
+            # A piece at a time: a key that a million messages have must not keep the lane from everybody else.
+            is_over = await in_lane(self._runner, Lane.READ, partial(_advance, search, found, max_messages))
+        return found
 
-        Raises CorruptRecord.
-        """
+    def _search(self, wanted: Wanted) -> Iterator[StoredMessage | None]:
+        """What is found, newest first; None for each record that was looked at in vain, so that the caller may pause."""
         # Asked before the index is: what moves from the log into the index meanwhile is then met twice, and not missed.
         indexed_end = self._indexed_end()
         newer = self._in_log(wanted.key, indexed_end) if indexed_end < wanted.log_end else []
@@ -76,3 +94,17 @@ class KeyLookup:
                 found.append(window.offset + begins[number - 1])
                 at = window.data.find(sought, begins[number]) if number < len(begins) else -1
         return found[::-1]
+
+
+def _advance(search: Iterator[StoredMessage | None], found: list[StoredMessage], max_messages: int) -> bool:
+    """Go on with the search for a while; True: it is over."""
+    for _ in range(_STEPS):
+        try:
+            message = next(search)
+        except StopIteration:
+            return True
+        if message is not None:
+            found.append(message)
+            if len(found) == max_messages:
+                return True
+    return False

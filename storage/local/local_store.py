@@ -4,12 +4,9 @@ The event loop on which it is opened owns it; every method is called there.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import groupby, takewhile
-from operator import itemgetter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import PurePath
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import structlog
 
@@ -19,48 +16,35 @@ from storage.errors import (
     FlushFailed,
     InvalidRequest,
     OffsetBeyondEnd,
-    OffsetExpired,
     RejectedError,
     StorageFull,
     StoreClosed,
-    UnknownQueue,
     UnknownTopic,
 )
-from storage.files.segments import Segments
-from storage.files.vfs import Space, Vfs
-from storage.formats import record as records
+from storage.files.vfs import Vfs
 from storage.formats import unit
-from storage.formats.queue_entry import QueueEntry
 from storage.identifiers import Identifiers
-from storage.local import group_offsets, queue_ends
+from storage.local import queue_ends
 from storage.local.arrivals import Arrivals
-from storage.local.checkpoint_file import CheckpointFile
 from storage.local.commit_log import CommitLog
-from storage.local.consume_queue import ConsumeQueue, QueueFiles
-from storage.local.data_directory import DataDirectory
-from storage.local.deriver import OFFSETS_SNAPSHOT, Deriver
-from storage.local.due_index import SNAPSHOT as TIMERS_SNAPSHOT
-from storage.local.due_index import LocalDueIndex
+from storage.local.consume_queue import ConsumeQueue
+from storage.local.deriver import Deriver
 from storage.local.event_loop import EventLoopRunner
 from storage.local.flusher import Flusher
-from storage.local.group_offsets import GroupOffsets
+from storage.local.futures import answering, failing, in_lane, resolve, waking
 from storage.local.interval_flush import IntervalFlush
-from storage.local.key_index import KeyIndex
 from storage.local.key_lookup import KeyLookup, Wanted
 from storage.local.log_writer import AppendCall, LogWriter
+from storage.local.offset_commits import OffsetCommits
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.local.preparer import Preparer
-from storage.local.recovery import Progress, Recovered, Report, recover
+from storage.local.reader import Reader
+from storage.local.recovery import Progress, Report
 from storage.local.retention import Retention
 from storage.local.runner import Lane, Runner
-from storage.local.snapshot_files import SnapshotFiles
-from storage.local.timer_files import TimerFolder
+from storage.local.store_files import StoreFiles
 from storage.message import Appended, DueEntry, Durability, Message, OffsetRange, QueueId, StoredMessage
 from storage.store import ANY_LABEL, LAST_MS, DiskUsage, DueCounts, DuePage, PutBack, Scanned, Snapshot, StoreStatus
-
-_PUT_BACK_TOGETHER = 1_000  # offsets
-_SEARCH_STEPS = 1_000  # records that a search looks at in one go
-_READ_AT_ONCE = 32  # messages; about a millisecond
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -91,7 +75,7 @@ class LocalMessageStore:
         used = runner or own_runner
         assert used is not None
         try:
-            files = await _in_lane(used, Lane.READ, lambda: _Files.open(directory, options, vfs, clock, progress))
+            files = await in_lane(used, Lane.READ, lambda: StoreFiles.open(directory, options, vfs, clock, progress))
         except BaseException:
             if own_runner is not None:
                 own_runner.close()
@@ -101,7 +85,7 @@ class LocalMessageStore:
     def __init__(
         self,
         options: LocalStoreOptions,
-        files: "_Files",
+        files: StoreFiles,
         clock: Clock,
         identifiers: Identifiers,
         runner: Runner,
@@ -113,7 +97,6 @@ class LocalMessageStore:
         self._options = options
         self._files = files
         self._clock = clock
-        self._identifiers = identifiers
         self._runner = runner
         self._own_runner = own_runner
         self._on_failure = on_failure
@@ -123,7 +106,6 @@ class LocalMessageStore:
         self._waits = True
         self._drained: asyncio.Future[None] | None = None
         self._kept: asyncio.Future[bool] | None = None
-        self._committing: dict[tuple[str, QueueId], asyncio.Future[None]] = {}
         self._synced: list[tuple[int, asyncio.Future[None]]] = []
         self._queues = recovered.queues
         self._offsets = files.offsets
@@ -177,12 +159,15 @@ class LocalMessageStore:
             options,
             on_failure=self._fail,
         )
+        self._reader = Reader(self._log, self._queues, files.queue_files, runner)
         self._lookup = KeyLookup(
             self._log,
             files.key_index,
+            runner,
             indexed_end=lambda: self._deriver.indexed_end,
             visible_end=lambda: self._writer.visible_end,
         )
+        self._commits = OffsetCommits(self._offsets, self._queues, self._writer, clock, identifiers)
         self._retention = Retention(
             self._log,
             files.segments,
@@ -196,10 +181,9 @@ class LocalMessageStore:
             measure=files.measure,
             in_lane=self._in_lane,
             append=self._append_own,
-            put_back_offsets=self._put_back_offsets,
+            put_back_offsets=self._commits.put_back,
         )
         self._interval = IntervalFlush(self._writer, self._flusher, runner, clock, options)
-        self._queues.grow(group_offsets.QUEUE.topic, 1)
         self._preparer.advance(recovered.end)
         self._deriver.start()
         if options.flush is FlushPolicy.INTERVAL:
@@ -229,30 +213,29 @@ class LocalMessageStore:
         if len(messages) > unit.MAX_RECORDS:
             raise InvalidRequest(f"{len(messages)} messages in one append, at most {unit.MAX_RECORDS} fit")
         answer: asyncio.Future[list[Appended]] = self._loop.create_future()
-        queues = self._queues_of(messages)
+        queues = [self._queues[message.queue] for message in messages]
         call = AppendCall(
-            messages, queues, durability, done=_answering(answer), failed=_failing(answer), from_reserve=from_reserve
+            messages, queues, durability, done=answering(answer), failed=failing(answer), from_reserve=from_reserve
         )
         self._writer.add(call)
         return await answer
 
     async def read(self, queue: QueueId, queue_offset: int, *, max_messages: int, max_bytes: int) -> list[StoredMessage]:
-        page = _Page(queue_offset, max_messages, max_bytes)
-        await self._fill(page, self._readable(queue, queue_offset), max_messages)
-        return page.messages
+        self._check_readable()
+        return await self._reader.read(queue, queue_offset, max_messages=max_messages, max_bytes=max_bytes)
 
     async def offsets(self, queue: QueueId) -> OffsetRange:
-        return self._queue(queue).bounds
+        return self._queues[queue].bounds
 
     async def wait_for_arrival(self, queue: QueueId, queue_offset: int, *, timeout_ms: int) -> bool:
-        found = self._queue(queue)
+        found = self._queues[queue]
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         while found.end <= queue_offset and self._waits:
             left_ms = deadline_ms - self._clock.monotonic_ms()
             if left_ms <= 0:
                 return False
             arrival: asyncio.Future[None] = self._loop.create_future()
-            wake = _waking(arrival)
+            wake = waking(arrival)
             forget = self._arrivals.wait(queue, wake)
             timer = self._runner.later(left_ms, wake)
             try:
@@ -263,14 +246,14 @@ class LocalMessageStore:
         return found.end > queue_offset
 
     async def committed_offset(self, group: str, queue: QueueId) -> int | None:
-        self._queue(queue)
+        self._queues[queue]
         return self._offsets.get(group, queue)
 
     async def commit_offset(self, group: str, queue: QueueId, queue_offset: int) -> None:
-        bounds = self._queue(queue).bounds
+        bounds = self._queues[queue].bounds
         if not 0 <= queue_offset <= bounds.end:
             raise OffsetBeyondEnd(requested=queue_offset, available=bounds)
-        await self._commit_offset(group, queue, queue_offset)
+        await self._commits.commit(group, queue, queue_offset)
 
     def stop_waiting(self) -> None:
         """Every reader that waits, or will, returns at once: the service stops."""
@@ -332,35 +315,15 @@ class LocalMessageStore:
         self._check_readable()
         visible_end = self._writer.visible_end
         log_end = visible_end if older_than is None else min(older_than, visible_end)
-        search = self._lookup.search(Wanted(key, frozenset(topics), by_id, from_ms, to_ms, log_end))
-        found: list[StoredMessage] = []
-        is_over = max_messages <= 0
-        while not is_over:
-            # A piece at a time: a key that a million messages have must not keep the lane from everybody else.
-            step = partial(_advance, search, found, max_messages)
-            is_over = await self._in_lane(Lane.READ, step)
-        return found
+        wanted = Wanted(key, frozenset(topics), by_id, from_ms, to_ms, log_end)
+        return await self._lookup.find(wanted, max_messages=max_messages)
 
     async def read_each(
         self, places: Sequence[tuple[QueueId, int]], *, max_bytes: int
     ) -> list[StoredMessage | RejectedError | CorruptRecord]:
-        """ScatteredReads. A few at a time from memory, so that others get their turn; the rest in one go in the read lane."""
+        """ScatteredReads."""
         self._check_readable()
-        found: list[StoredMessage | RejectedError | CorruptRecord | None] = []
-        for begin in range(0, len(places), _READ_AT_ONCE):
-            for queue, same_queue in groupby(places[begin : begin + _READ_AT_ONCE], key=itemgetter(0)):
-                found += self._read_each_now(queue, [queue_offset for _, queue_offset in same_queue])
-            max_bytes -= sum([len(one.body) for one in found[begin:] if isinstance(one, StoredMessage)])
-            if max_bytes <= 0:
-                break
-            await asyncio.sleep(0)
-        waiting = [number for number, one in enumerate(found) if one is None]
-        if waiting:
-            asked = [places[number] for number in waiting]
-            fetched = await self._in_lane(Lane.READ, lambda: self._read_each_waiting(asked, max(1, max_bytes)))
-            for number, one in zip(waiting, fetched, strict=False):
-                found[number] = one
-        return list(takewhile(lambda one: one is not None, found))  # type: ignore[arg-type]
+        return await self._reader.read_each(places, max_bytes=max_bytes)
 
     async def read_tagged(
         self,
@@ -373,9 +336,15 @@ class LocalMessageStore:
         max_bytes: int,
     ) -> Scanned:
         """TagCodes."""
-        page = _Page(queue_offset, max_messages, max_bytes, tag_codes)
-        await self._fill(page, self._readable(queue, queue_offset), max_scanned)
-        return Scanned(page.messages, page.next_offset)
+        self._check_readable()
+        return await self._reader.read_tagged(
+            queue,
+            queue_offset,
+            tag_codes=tag_codes,
+            max_scanned=max_scanned,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+        )
 
     async def save_snapshot(self, name: str, snapshot: Snapshot) -> None:
         """Snapshots. Written with the next thorough round; nothing waits for it."""
@@ -451,146 +420,9 @@ class LocalMessageStore:
             derive_error=self._deriver.last_error,
         )
 
-    # -------------------------------------------------------------------------------------------------------- reading
-
     def _check_readable(self) -> None:
         if self._is_closed or self._failure is not None:
             raise StoreClosed
-
-    def _readable(self, queue: QueueId, queue_offset: int) -> ConsumeQueue:
-        self._check_readable()
-        found = self._queue(queue)
-        if queue_offset < found.first:
-            raise OffsetExpired(requested=queue_offset, available=found.bounds)
-        if queue_offset > found.end:
-            raise OffsetBeyondEnd(requested=queue_offset, available=found.bounds)
-        return found
-
-    def _read_each_now(
-        self, queue: QueueId, queue_offsets: Sequence[int]
-    ) -> list[StoredMessage | RejectedError | CorruptRecord | None]:
-        """What memory holds, or why there is none; None where a file must be asked."""
-        found: list[StoredMessage | RejectedError | CorruptRecord | None] = []
-        try:
-            consume_queue = self._queue(queue)
-        except RejectedError as refused:
-            return [refused] * len(queue_offsets)
-        entries = self._files.queue_files.read_now(consume_queue, queue_offsets)
-        for queue_offset, entry in zip(queue_offsets, entries, strict=True):
-            try:
-                self._check_message_at(consume_queue, queue_offset)
-                record = None if entry is None else self._log.read_now(entry.physical_offset, entry.record_bytes)
-                found.append(None if record is None else self._checked(record, consume_queue, queue_offset))
-            except (RejectedError, CorruptRecord) as error:
-                found.append(error)
-        return found
-
-    def _read_each_waiting(
-        self, places: Sequence[tuple[QueueId, int]], max_bytes: int
-    ) -> list[StoredMessage | RejectedError | CorruptRecord]:
-        """The read lane's: messages that are there, of the first ones as many as these bytes allow, at least one."""
-        found: list[StoredMessage | RejectedError | CorruptRecord] = []
-        for queue, queue_offset in places:
-            consume_queue = self._queue(queue)
-            try:
-                entry = self._entries(consume_queue, queue_offset, 1)[0]
-                max_bytes -= entry.record_bytes
-                record = self._log.read(entry.physical_offset, entry.record_bytes)
-                found.append(self._checked(record, consume_queue, queue_offset))
-            except (OffsetExpired, CorruptRecord) as error:
-                found.append(error)
-            except IndexError:  # its segment was dropped meanwhile
-                found.append(OffsetExpired(requested=queue_offset, available=consume_queue.bounds))
-            if max_bytes <= 0:
-                break
-        return found
-
-    def _check_message_at(self, queue: ConsumeQueue, queue_offset: int) -> None:
-        """Raises OffsetExpired, OffsetBeyondEnd."""
-        if queue_offset < queue.first:
-            raise OffsetExpired(requested=queue_offset, available=queue.bounds)
-        if queue_offset >= queue.end:
-            raise OffsetBeyondEnd(requested=queue_offset, available=queue.bounds)
-
-    async def _fill(self, page: "_Page", queue: ConsumeQueue, count: int) -> None:
-        """With what is wanted of so many messages."""
-        if page.next_offset < queue.first:  # it was dropped since the last piece
-            raise OffsetExpired(requested=page.next_offset, available=queue.bounds)
-        end = min(queue.end, page.next_offset + count)
-        if not self._fill_now(page, queue, end):
-            await self._in_lane(Lane.READ, lambda: self._fill_waiting(page, queue, end))
-
-    def _fill_now(self, page: "_Page", queue: ConsumeQueue, end: int) -> bool:
-        """From memory; False where a file must be asked for the rest of it."""
-        entries = queue.recent(page.next_offset, end - page.next_offset)
-        if entries is None:
-            return False
-        for entry in entries:
-            if not page.wants(entry):
-                continue
-            try:
-                record = self._log.read_now(entry.physical_offset, entry.record_bytes)
-                if record is None:
-                    return False
-                is_full = page.add(self._checked(record, queue, page.next_offset))
-            except CorruptRecord as damage:
-                is_full = page.end_at(damage)
-            if is_full:
-                break
-        return True
-
-    def _fill_waiting(self, page: "_Page", queue: ConsumeQueue, end: int) -> None:
-        """The read lane's: asks the files."""
-        while page.next_offset < end:
-            for entry in self._entries(queue, page.next_offset, end - page.next_offset):
-                if not page.wants(entry):
-                    continue
-                try:
-                    record = self._log.read(entry.physical_offset, entry.record_bytes)
-                    is_full = page.add(self._checked(record, queue, page.next_offset))
-                except IndexError:  # its segment was dropped meanwhile
-                    raise OffsetExpired(requested=page.next_offset, available=queue.bounds) from None
-                except CorruptRecord as damage:
-                    is_full = page.end_at(damage)
-                if is_full:
-                    return
-
-    def _entries(self, queue: ConsumeQueue, queue_offset: int, count: int) -> list[QueueEntry]:
-        """The read lane's. Raises OffsetExpired where they were dropped meanwhile."""
-        try:
-            entries = self._files.queue_files.entries(queue, queue_offset, count)
-        except FileNotFoundError:
-            entries = []
-        # Asked afterwards: whatever has not expired by then is there.
-        if queue_offset < queue.first or not entries:
-            raise OffsetExpired(requested=queue_offset, available=queue.bounds)
-        return entries
-
-    def _checked(self, record: records.Record, queue: ConsumeQueue, queue_offset: int) -> StoredMessage:
-        """The message, if it is the one that the queue entry promised."""
-        found = (record.topic, record.queue_number, record.queue_offset)
-        if found != (*queue.id, queue_offset):
-            raise self._log.corrupt(record.physical_offset, f"number {queue_offset} of {queue.id} points here, to {found}")
-        return records.to_message(record)
-
-    def _queue(self, queue: QueueId) -> ConsumeQueue:
-        try:
-            return self._queues[queue]
-        except KeyError:
-            raise self._unknown(queue) from None
-
-    def _queues_of(self, messages: Sequence[Message]) -> list[ConsumeQueue]:
-        queues = self._queues
-        try:
-            return [queues[message.queue] for message in messages]
-        except KeyError as error:
-            raise self._unknown(error.args[0]) from None
-
-    def _unknown(self, queue: QueueId) -> UnknownTopic | UnknownQueue:
-        count = self._queues.count(queue.topic)
-        if not count:
-            return UnknownTopic(f"topic {queue.topic} does not exist")
-        return UnknownQueue(f"topic {queue.topic} has queues 0 to {count - 1}, there is no queue {queue.number}")
 
     # ------------------------------------------------------------------------------------------- what the parts report
 
@@ -613,7 +445,7 @@ class LocalMessageStore:
             reached = [synced for offset, synced in self._synced if offset < durable_end]
             self._synced = [(offset, synced) for offset, synced in self._synced if offset >= durable_end]
             for synced in reached:
-                _resolve(synced, None)
+                resolve(synced, None)
         self._check_drained()
 
     def _fail(self, error: Exception) -> None:
@@ -625,11 +457,11 @@ class LocalMessageStore:
         self._preparer.stop()
         synced, self._synced = self._synced, []
         for _, waiting in synced:
-            _failing(waiting)(FlushFailed())
+            failing(waiting)(FlushFailed())
         self._arrivals.wake_all()
         self._check_drained()
         if self._kept is not None:
-            _resolve(self._kept, False)
+            resolve(self._kept, False)
         self._on_failure(error)
 
     # -------------------------------------------------------------------------------------------------------- closing
@@ -656,12 +488,12 @@ class LocalMessageStore:
     async def _keep_derived(self) -> bool:
         kept: asyncio.Future[bool] = self._loop.create_future()
         self._kept = kept
-        self._deriver.run_thorough(lambda succeeded: _resolve(kept, succeeded))
+        self._deriver.run_thorough(lambda succeeded: resolve(kept, succeeded))
         return await kept
 
     def _check_drained(self) -> None:
         if self._drained is not None and (self._writer.is_idle or self._failure is not None):
-            _resolve(self._drained, None)
+            resolve(self._drained, None)
 
     # ------------------------------------------------------------------------------------------------------ retention
 
@@ -671,220 +503,5 @@ class LocalMessageStore:
         appended = await self.append(messages, durability=Durability.SYNCED, from_reserve=True)
         await self.wait_durable(appended[-1])
 
-    async def _put_back_offsets(self, below: int) -> None:
-        """Only those that nobody is about to commit: what is said last counts."""
-        while expiring := self._offsets.below(below):
-            free = [one for one in expiring if one[:2] not in self._committing]
-            if free:
-                await asyncio.gather(*[self._commit_offset(*one) for one in free[:_PUT_BACK_TOGETHER]])
-            else:
-                await asyncio.wait([self._committing[one[:2]] for one in expiring])
-
-    async def _commit_offset(self, group: str, queue: QueueId, queue_offset: int) -> None:
-        message = group_offsets.commit_message(
-            group, queue, queue_offset, message_id=self._identifiers.new("msg"), now_ms=self._clock.wall_ms()
-        )
-        answer: asyncio.Future[None] = self._loop.create_future()
-
-        def done(appended: list[Appended]) -> None:
-            # Here and not in the caller's turn: a snapshot of the table must never miss a message that can be read.
-            self._offsets.set(group, queue, queue_offset, place=appended[0].queue_offset)
-            _resolve(answer, None)
-
-        queues = [self._queues[group_offsets.QUEUE]]
-        self._writer.add(
-            AppendCall([message], queues, Durability.SYNCED, done=done, failed=_failing(answer), from_reserve=True)
-        )  # fmt: skip
-        self._committing[group, queue] = answer
-        try:
-            await answer
-        finally:
-            if self._committing.get((group, queue)) is answer:
-                del self._committing[group, queue]
-
     async def _in_lane(self, lane: Lane, job: Callable[[], T]) -> T:
-        return await _in_lane(self._runner, lane, job)
-
-
-class _Page:
-    """The messages of one read, up to a number of them and of body bytes but at least one."""
-
-    def __init__(self, queue_offset: int, max_messages: int, max_bytes: int, tag_codes: Collection[int] | None = None) -> None:
-        """`tag_codes`: the hashes of the tags that are wanted; None: all."""
-        self.messages: list[StoredMessage] = []
-        self._first_offset = self.next_offset = queue_offset
-        self._max_messages = max_messages
-        self._left_bytes = max_bytes
-        self._tag_codes = tag_codes
-
-    def wants(self, entry: QueueEntry) -> bool:
-        """False: the message at `next_offset` need not be read, and is passed over."""
-        if self._tag_codes is None or entry.tag_hash in self._tag_codes:
-            return True
-        self.next_offset += 1
-        return False
-
-    def add(self, message: StoredMessage) -> bool:
-        """True: it does not fit any more, the page ends before it."""
-        self._left_bytes -= len(message.body)
-        if self.messages and (self._left_bytes < 0 or len(self.messages) == self._max_messages):
-            return True
-        self.messages.append(message)
-        self.next_offset += 1
-        return False
-
-    def end_at(self, damage: CorruptRecord) -> Literal[True]:
-        """What lies before the damage is served; who reads on meets the damage first, at its own offset."""
-        if self.next_offset == self._first_offset:
-            raise damage
-        return True
-
-
-class _Files:
-    """Everything of the store that is open on disk; opened and closed where waiting is allowed."""
-
-    def __init__(self, directory: PurePath, options: LocalStoreOptions, vfs: Vfs, clock: Clock) -> None:
-        self.directory = DataDirectory(vfs, directory)
-        self.recovered: Recovered
-        self.offsets = GroupOffsets()
-        self.due_index: LocalDueIndex
-        self._open: list[Callable[[], None]] = [self.directory.close]
-        try:
-            self.segments = Segments(
-                vfs, self.directory.commit_log, segment_bytes=options.segment_bytes, scratch=self.directory.making
-            )
-            self._open.append(self.segments.close)
-            self.checkpoint = CheckpointFile(self.directory)
-            self._open.append(self.checkpoint.close)
-            self.queue_files = QueueFiles(
-                vfs,
-                self.directory.consume_queues,
-                entries_per_file=options.queue_file_entries,
-                max_open=options.max_open_queue_files,
-                scratch=self.directory.making,
-            )
-            self._open.append(self.queue_files.close)
-            self.key_index = KeyIndex(
-                vfs,
-                self.directory.key_index,
-                clock,
-                slots=options.index_slots,
-                entries=options.index_file_entries,
-                scratch=self.directory.making,
-            )
-            self._open.append(self.key_index.close)
-            self.snapshots = SnapshotFiles(self.directory)
-            self.space = self.measure()
-        except BaseException:
-            self._close_all()
-            raise
-
-    @classmethod
-    def open(cls, directory: PurePath, options: LocalStoreOptions, vfs: Vfs, clock: Clock, progress: Progress) -> "_Files":
-        files = cls(directory, options, vfs, clock)
-        try:
-            files._recover(clock, progress)
-        except BaseException:
-            files._close_all()
-            raise
-        return files
-
-    def measure(self) -> Space:
-        return self.directory.vfs.space(self.directory.root)
-
-    def load_snapshot(self, name: str, bounds_of: Callable[[QueueId], OffsetRange]) -> Snapshot | None:
-        """The kept one, unless it reflects more than the log holds, or the log has dropped what came after it."""
-        snapshot = self.snapshots.load(name)
-        if snapshot is None:
-            return None
-        for queue, queue_offset in snapshot.positions.items():
-            bounds = bounds_of(queue)
-            if not bounds.first <= queue_offset <= bounds.end:
-                return None
-        return snapshot
-
-    def close(self, end: int, stored_at_ms: int, epoch: int, *, in_order: bool) -> None:
-        """In order: the next start has nothing to recover."""
-        if in_order:
-            self.checkpoint.note(synced_offset=end, epoch=epoch, stored_at_ms=stored_at_ms, is_clean=True)
-            self.checkpoint.force()
-            self.directory.unmark()
-        self._close_all()
-
-    def _recover(self, clock: Clock, progress: Progress) -> None:
-        recovered = self.recovered = recover(
-            self.directory, self.segments, self.checkpoint, self.queue_files, self.key_index, self.snapshots, clock, progress
-        )
-        self._replay_offsets()
-        self._open_timers()
-        self.directory.mark()
-        self.checkpoint.note(
-            synced_offset=recovered.end, epoch=recovered.epoch, stored_at_ms=recovered.last_stored_at_ms
-        )  # fmt: skip
-        self.checkpoint.force()
-
-    def _open_timers(self) -> None:
-        folder = TimerFolder(self.directory.vfs, self.directory.timers, scratch=self.directory.making)
-        self.due_index = LocalDueIndex(folder, self.load_snapshot(TIMERS_SNAPSHOT, self.recovered.queues.bounds_of))
-        self._open.append(self.due_index.close)
-
-    def _replay_offsets(self) -> None:
-        queue = group_offsets.QUEUE
-        queues = self.recovered.queues
-        queues.grow(queue.topic, 1)
-        snapshot = self.load_snapshot(OFFSETS_SNAPSHOT, queues.bounds_of)
-        found = queues[queue]
-        at = found.first
-        if snapshot is not None and self.offsets.restore(snapshot.data):
-            at = snapshot.positions[queue]
-        log_ = CommitLog(self.segments, trusted_from=self.recovered.walked_from, written_end=self.recovered.end)
-        while at < found.end:
-            for entry in self.queue_files.entries(found, at, found.end - at):
-                self.offsets.apply(log_.read(entry.physical_offset, entry.record_bytes).body, place=at)
-                at += 1
-
-    def _close_all(self) -> None:
-        while self._open:
-            self._open.pop()()
-
-
-async def _in_lane(runner: Runner, lane: Lane, job: Callable[[], T]) -> T:
-    answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    runner.beside(lane, job, _answering(answer), _failing(answer))
-    return await answer
-
-
-def _advance(search: Iterator[StoredMessage | None], found: list[StoredMessage], max_messages: int) -> bool:
-    """Go on with the search for a while; True: it is over."""
-    for _ in range(_SEARCH_STEPS):
-        try:
-            message = next(search)
-        except StopIteration:
-            return True
-        if message is not None:
-            found.append(message)
-            if len(found) == max_messages:
-                return True
-    return False
-
-
-def _resolve(future: asyncio.Future[T], result: T) -> None:
-    """Whoever waited may have gone meanwhile."""
-    if not future.done():
-        future.set_result(result)
-
-
-def _answering(future: asyncio.Future[T]) -> Callable[[T], None]:
-    return lambda result: _resolve(future, result)
-
-
-def _waking(future: asyncio.Future[None]) -> Callable[[], None]:
-    return lambda: _resolve(future, None)
-
-
-def _failing(future: asyncio.Future[T]) -> Callable[[Exception], None]:
-    def fail(error: Exception) -> None:
-        if not future.done():
-            future.set_exception(error)
-
-    return fail
+        return await in_lane(self._runner, lane, job)

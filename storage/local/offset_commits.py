@@ -1,0 +1,66 @@
+"""Committing an offset of a group: a message of ours in the log, and its row in the table once the message can be read."""
+
+import asyncio
+
+from storage.clock import Clock
+from storage.identifiers import Identifiers
+from storage.local import group_offsets
+from storage.local.consume_queue import ConsumeQueues
+from storage.local.futures import failing, resolve
+from storage.local.group_offsets import GroupOffsets
+from storage.local.log_writer import AppendCall, LogWriter
+from storage.message import Appended, Durability, QueueId
+
+_TOGETHER = 1_000  # offsets that are put back at once
+
+
+class OffsetCommits:
+    """On the owner's event loop."""
+
+    def __init__(
+        self, offsets: GroupOffsets, queues: ConsumeQueues, writer: LogWriter, clock: Clock, identifiers: Identifiers
+    ) -> None:
+        self._offsets = offsets
+        self._queues = queues
+        self._writer = writer
+        self._clock = clock
+        self._identifiers = identifiers
+        self._under_way: dict[tuple[str, QueueId], asyncio.Future[None]] = {}
+        self._queues.grow(group_offsets.QUEUE.topic, 1)
+
+    async def commit(self, group: str, queue: QueueId, queue_offset: int) -> None:
+        """Durable on return."""
+        message = group_offsets.commit_message(
+            group, queue, queue_offset, message_id=self._identifiers.new("msg"), now_ms=self._clock.wall_ms()
+        )
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(appended: list[Appended]) -> None:
+            # Here and not in the caller's turn: a snapshot of the table must never miss a message that can be read.
+            self._offsets.set(group, queue, queue_offset, place=appended[0].queue_offset)
+            resolve(answer, None)
+
+        call = AppendCall(
+            [message],
+            [self._queues[group_offsets.QUEUE]],
+            Durability.SYNCED,
+            done=done,
+            failed=failing(answer),
+            from_reserve=True,
+        )
+        self._writer.add(call)
+        self._under_way[group, queue] = answer
+        try:
+            await answer
+        finally:
+            if self._under_way.get((group, queue)) is answer:
+                del self._under_way[group, queue]
+
+    async def put_back(self, below: int) -> None:
+        """Say again what messages before this place say. Not where somebody is about to commit: what is said last counts."""
+        while expiring := self._offsets.below(below):
+            free = [one for one in expiring if one[:2] not in self._under_way]
+            if free:
+                await asyncio.gather(*[self.commit(*one) for one in free[:_TOGETHER]])
+            else:
+                await asyncio.wait([self._under_way[one[:2]] for one in expiring])

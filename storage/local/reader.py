@@ -1,0 +1,217 @@
+"""Messages from queues: from memory in the owner's thread, and what memory does not hold from the files in the read lane."""
+
+import asyncio
+from collections.abc import Collection, Sequence
+from itertools import groupby, takewhile
+from operator import itemgetter
+from typing import Literal
+
+from storage.errors import CorruptRecord, OffsetBeyondEnd, OffsetExpired, RejectedError
+from storage.formats import record as records
+from storage.formats.queue_entry import QueueEntry
+from storage.local.commit_log import CommitLog
+from storage.local.consume_queue import ConsumeQueue, ConsumeQueues, QueueFiles
+from storage.local.futures import in_lane
+from storage.local.runner import Lane, Runner
+from storage.message import QueueId, StoredMessage
+from storage.store import Scanned
+
+_AT_ONCE = 32  # messages; about a millisecond
+
+
+class Reader:
+    """Of queues that grow and expire while it reads."""
+
+    def __init__(self, log: CommitLog, queues: ConsumeQueues, files: QueueFiles, runner: Runner) -> None:
+        self._log = log
+        self._queues = queues
+        self._files = files
+        self._runner = runner
+
+    async def read(self, queue: QueueId, queue_offset: int, *, max_messages: int, max_bytes: int) -> list[StoredMessage]:
+        page = _Page(queue_offset, max_messages, max_bytes)
+        await self._fill(page, self._readable(queue, queue_offset), max_messages)
+        return page.messages
+
+    async def read_tagged(
+        self,
+        queue: QueueId,
+        queue_offset: int,
+        *,
+        tag_codes: Collection[int],
+        max_scanned: int,
+        max_messages: int,
+        max_bytes: int,
+    ) -> Scanned:
+        page = _Page(queue_offset, max_messages, max_bytes, tag_codes)
+        await self._fill(page, self._readable(queue, queue_offset), max_scanned)
+        return Scanned(page.messages, page.next_offset)
+
+    async def read_each(
+        self, places: Sequence[tuple[QueueId, int]], *, max_bytes: int
+    ) -> list[StoredMessage | RejectedError | CorruptRecord]:
+        """A few at a time from memory, so that others get their turn; the rest in one go in the read lane."""
+        found: list[StoredMessage | RejectedError | CorruptRecord | None] = []
+        for begin in range(0, len(places), _AT_ONCE):
+            for queue, same_queue in groupby(places[begin : begin + _AT_ONCE], key=itemgetter(0)):
+                found += self._read_each_now(queue, [queue_offset for _, queue_offset in same_queue])
+            max_bytes -= sum([len(one.body) for one in found[begin:] if isinstance(one, StoredMessage)])
+            if max_bytes <= 0:
+                break
+            await asyncio.sleep(0)
+        waiting = [number for number, one in enumerate(found) if one is None]
+        if waiting:
+            asked = [places[number] for number in waiting]
+            fetched = await in_lane(self._runner, Lane.READ, lambda: self._read_each_waiting(asked, max(1, max_bytes)))
+            for number, one in zip(waiting, fetched, strict=False):
+                found[number] = one
+        return list(takewhile(lambda one: one is not None, found))  # type: ignore[arg-type]
+
+    def _readable(self, queue: QueueId, queue_offset: int) -> ConsumeQueue:
+        found = self._queues[queue]
+        if queue_offset < found.first:
+            raise OffsetExpired(requested=queue_offset, available=found.bounds)
+        if queue_offset > found.end:
+            raise OffsetBeyondEnd(requested=queue_offset, available=found.bounds)
+        return found
+
+    def _read_each_now(
+        self, queue: QueueId, queue_offsets: Sequence[int]
+    ) -> list[StoredMessage | RejectedError | CorruptRecord | None]:
+        """What memory holds, or why there is none; None where a file must be asked."""
+        found: list[StoredMessage | RejectedError | CorruptRecord | None] = []
+        try:
+            consume_queue = self._queues[queue]
+        except RejectedError as refused:
+            return [refused] * len(queue_offsets)
+        entries = self._files.read_now(consume_queue, queue_offsets)
+        for queue_offset, entry in zip(queue_offsets, entries, strict=True):
+            try:
+                self._check_message_at(consume_queue, queue_offset)
+                record = None if entry is None else self._log.read_now(entry.physical_offset, entry.record_bytes)
+                found.append(None if record is None else self._checked(record, consume_queue, queue_offset))
+            except (RejectedError, CorruptRecord) as error:
+                found.append(error)
+        return found
+
+    def _read_each_waiting(
+        self, places: Sequence[tuple[QueueId, int]], max_bytes: int
+    ) -> list[StoredMessage | RejectedError | CorruptRecord]:
+        """The read lane's: messages that are there, of the first ones as many as these bytes allow, at least one."""
+        found: list[StoredMessage | RejectedError | CorruptRecord] = []
+        for queue, queue_offset in places:
+            consume_queue = self._queues[queue]
+            try:
+                entry = self._entries(consume_queue, queue_offset, 1)[0]
+                max_bytes -= entry.record_bytes
+                record = self._log.read(entry.physical_offset, entry.record_bytes)
+                found.append(self._checked(record, consume_queue, queue_offset))
+            except (OffsetExpired, CorruptRecord) as error:
+                found.append(error)
+            except IndexError:  # its segment was dropped meanwhile
+                found.append(OffsetExpired(requested=queue_offset, available=consume_queue.bounds))
+            if max_bytes <= 0:
+                break
+        return found
+
+    def _check_message_at(self, queue: ConsumeQueue, queue_offset: int) -> None:
+        """Raises OffsetExpired, OffsetBeyondEnd."""
+        if queue_offset < queue.first:
+            raise OffsetExpired(requested=queue_offset, available=queue.bounds)
+        if queue_offset >= queue.end:
+            raise OffsetBeyondEnd(requested=queue_offset, available=queue.bounds)
+
+    async def _fill(self, page: "_Page", queue: ConsumeQueue, count: int) -> None:
+        """With what is wanted of so many messages."""
+        if page.next_offset < queue.first:  # it was dropped since the last piece
+            raise OffsetExpired(requested=page.next_offset, available=queue.bounds)
+        end = min(queue.end, page.next_offset + count)
+        if not self._fill_now(page, queue, end):
+            await in_lane(self._runner, Lane.READ, lambda: self._fill_waiting(page, queue, end))
+
+    def _fill_now(self, page: "_Page", queue: ConsumeQueue, end: int) -> bool:
+        """From memory; False where a file must be asked for the rest of it."""
+        entries = queue.recent(page.next_offset, end - page.next_offset)
+        if entries is None:
+            return False
+        for entry in entries:
+            if not page.wants(entry):
+                continue
+            try:
+                record = self._log.read_now(entry.physical_offset, entry.record_bytes)
+                if record is None:
+                    return False
+                is_full = page.add(self._checked(record, queue, page.next_offset))
+            except CorruptRecord as damage:
+                is_full = page.end_at(damage)
+            if is_full:
+                break
+        return True
+
+    def _fill_waiting(self, page: "_Page", queue: ConsumeQueue, end: int) -> None:
+        """The read lane's: asks the files."""
+        while page.next_offset < end:
+            for entry in self._entries(queue, page.next_offset, end - page.next_offset):
+                if not page.wants(entry):
+                    continue
+                try:
+                    record = self._log.read(entry.physical_offset, entry.record_bytes)
+                    is_full = page.add(self._checked(record, queue, page.next_offset))
+                except IndexError:  # its segment was dropped meanwhile
+                    raise OffsetExpired(requested=page.next_offset, available=queue.bounds) from None
+                except CorruptRecord as damage:
+                    is_full = page.end_at(damage)
+                if is_full:
+                    return
+
+    def _entries(self, queue: ConsumeQueue, queue_offset: int, count: int) -> list[QueueEntry]:
+        """The read lane's. Raises OffsetExpired where they were dropped meanwhile."""
+        try:
+            entries = self._files.entries(queue, queue_offset, count)
+        except FileNotFoundError:
+            entries = []
+        # Asked afterwards: whatever has not expired by then is there.
+        if queue_offset < queue.first or not entries:
+            raise OffsetExpired(requested=queue_offset, available=queue.bounds)
+        return entries
+
+    def _checked(self, record: records.Record, queue: ConsumeQueue, queue_offset: int) -> StoredMessage:
+        """The message, if it is the one that the queue entry promised."""
+        found = (record.topic, record.queue_number, record.queue_offset)
+        if found != (*queue.id, queue_offset):
+            raise self._log.corrupt(record.physical_offset, f"number {queue_offset} of {queue.id} points here, to {found}")
+        return records.to_message(record)
+
+
+class _Page:
+    """The messages of one read, up to a number of them and of body bytes but at least one."""
+
+    def __init__(self, queue_offset: int, max_messages: int, max_bytes: int, tag_codes: Collection[int] | None = None) -> None:
+        """`tag_codes`: the hashes of the tags that are wanted; None: all."""
+        self.messages: list[StoredMessage] = []
+        self._first_offset = self.next_offset = queue_offset
+        self._max_messages = max_messages
+        self._left_bytes = max_bytes
+        self._tag_codes = tag_codes
+
+    def wants(self, entry: QueueEntry) -> bool:
+        """False: the message at `next_offset` need not be read, and is passed over."""
+        if self._tag_codes is None or entry.tag_hash in self._tag_codes:
+            return True
+        self.next_offset += 1
+        return False
+
+    def add(self, message: StoredMessage) -> bool:
+        """True: it does not fit any more, the page ends before it."""
+        self._left_bytes -= len(message.body)
+        if self.messages and (self._left_bytes < 0 or len(self.messages) == self._max_messages):
+            return True
+        self.messages.append(message)
+        self.next_offset += 1
+        return False
+
+    def end_at(self, damage: CorruptRecord) -> Literal[True]:
+        """What lies before the damage is served; who reads on meets the damage first, at its own offset."""
+        if self.next_offset == self._first_offset:
+            raise damage
+        return True

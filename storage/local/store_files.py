@@ -1,0 +1,131 @@
+"""Everything of the store that is open on disk; opened and closed where waiting is allowed."""
+
+from collections.abc import Callable
+from pathlib import PurePath
+
+from storage.clock import Clock
+from storage.files.segments import Segments
+from storage.files.vfs import Space, Vfs
+from storage.local import group_offsets
+from storage.local.checkpoint_file import CheckpointFile
+from storage.local.commit_log import CommitLog
+from storage.local.consume_queue import QueueFiles
+from storage.local.data_directory import DataDirectory
+from storage.local.deriver import OFFSETS_SNAPSHOT
+from storage.local.due_index import SNAPSHOT as TIMERS_SNAPSHOT
+from storage.local.due_index import LocalDueIndex
+from storage.local.group_offsets import GroupOffsets
+from storage.local.key_index import KeyIndex
+from storage.local.options import LocalStoreOptions
+from storage.local.recovery import Progress, Recovered, recover
+from storage.local.snapshot_files import SnapshotFiles
+from storage.local.timer_files import TimerFolder
+from storage.message import OffsetRange, QueueId
+from storage.store import Snapshot
+
+
+class StoreFiles:
+    """Made by `open`, which recovers what is there."""
+
+    def __init__(self, directory: PurePath, options: LocalStoreOptions, vfs: Vfs, clock: Clock) -> None:
+        self.directory = DataDirectory(vfs, directory)
+        self.recovered: Recovered
+        self.offsets = GroupOffsets()
+        self.due_index: LocalDueIndex
+        self._open: list[Callable[[], None]] = [self.directory.close]
+        try:
+            self.segments = Segments(
+                vfs, self.directory.commit_log, segment_bytes=options.segment_bytes, scratch=self.directory.making
+            )
+            self._open.append(self.segments.close)
+            self.checkpoint = CheckpointFile(self.directory)
+            self._open.append(self.checkpoint.close)
+            self.queue_files = QueueFiles(
+                vfs,
+                self.directory.consume_queues,
+                entries_per_file=options.queue_file_entries,
+                max_open=options.max_open_queue_files,
+                scratch=self.directory.making,
+            )
+            self._open.append(self.queue_files.close)
+            self.key_index = KeyIndex(
+                vfs,
+                self.directory.key_index,
+                clock,
+                slots=options.index_slots,
+                entries=options.index_file_entries,
+                scratch=self.directory.making,
+            )
+            self._open.append(self.key_index.close)
+            self.snapshots = SnapshotFiles(self.directory)
+            self.space = self.measure()
+        except BaseException:
+            self._close_all()
+            raise
+
+    @classmethod
+    def open(cls, directory: PurePath, options: LocalStoreOptions, vfs: Vfs, clock: Clock, progress: Progress) -> "StoreFiles":
+        files = cls(directory, options, vfs, clock)
+        try:
+            files._recover(clock, progress)
+        except BaseException:
+            files._close_all()
+            raise
+        return files
+
+    def measure(self) -> Space:
+        return self.directory.vfs.space(self.directory.root)
+
+    def load_snapshot(self, name: str, bounds_of: Callable[[QueueId], OffsetRange]) -> Snapshot | None:
+        """The kept one, unless it reflects more than the log holds, or the log has dropped what came after it."""
+        snapshot = self.snapshots.load(name)
+        if snapshot is None:
+            return None
+        for queue, queue_offset in snapshot.positions.items():
+            bounds = bounds_of(queue)
+            if not bounds.first <= queue_offset <= bounds.end:
+                return None
+        return snapshot
+
+    def close(self, end: int, stored_at_ms: int, epoch: int, *, in_order: bool) -> None:
+        """In order: the next start has nothing to recover."""
+        if in_order:
+            self.checkpoint.note(synced_offset=end, epoch=epoch, stored_at_ms=stored_at_ms, is_clean=True)
+            self.checkpoint.force()
+            self.directory.unmark()
+        self._close_all()
+
+    def _recover(self, clock: Clock, progress: Progress) -> None:
+        recovered = self.recovered = recover(
+            self.directory, self.segments, self.checkpoint, self.queue_files, self.key_index, self.snapshots, clock, progress
+        )
+        self._replay_offsets()
+        self._open_timers()
+        self.directory.mark()
+        end, epoch, stored_at_ms = recovered.end, recovered.epoch, recovered.last_stored_at_ms
+        self.checkpoint.note(synced_offset=end, epoch=epoch, stored_at_ms=stored_at_ms)
+        self.checkpoint.force()
+
+    def _open_timers(self) -> None:
+        folder = TimerFolder(self.directory.vfs, self.directory.timers, scratch=self.directory.making)
+        self.due_index = LocalDueIndex(folder, self.load_snapshot(TIMERS_SNAPSHOT, self.recovered.queues.bounds_of))
+        self._open.append(self.due_index.close)
+
+    def _replay_offsets(self) -> None:
+        queue = group_offsets.QUEUE
+        queues = self.recovered.queues
+        queues.grow(queue.topic, 1)
+        snapshot = self.load_snapshot(OFFSETS_SNAPSHOT, queues.bounds_of)
+        found = queues[queue]
+        at = found.first
+        if snapshot is not None and self.offsets.restore(snapshot.data):
+            at = snapshot.positions[queue]
+        log_ = CommitLog(self.segments, trusted_from=self.recovered.walked_from, written_end=self.recovered.end)
+        while at < found.end:
+            for entry in self.queue_files.entries(found, at, found.end - at):
+                self.offsets.apply(log_.read(entry.physical_offset, entry.record_bytes).body, place=at)
+                at += 1
+
+    def _close_all(self) -> None:
+        while self._open:
+            self._open.pop()()
