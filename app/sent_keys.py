@@ -229,7 +229,7 @@ class SentKeys:
             body, key = msgspec.json.encode(sent), _lookup_key(request)
             mark = Message(queue=_QUEUE, message_id="", body=body, born_at_ms=now_ms, key=key, tag="sent")
             *appended, marked = await append([*messages.values(), mark])
-            self._keep(msgspec.structs.replace(sent, log_offset=marked.log_offset))
+            self._keep(_stored(sent, marked))
             self._applied.add(marked.queue_offset)
             return appended
         finally:
@@ -253,7 +253,12 @@ def _end_of(sent: Sent) -> int:
 
 
 def _sent_of(mark: StoredMessage) -> Sent:
-    return msgspec.structs.replace(_decoder.decode(mark.body), log_offset=mark.log_offset)
+    return _stored(_decoder.decode(mark.body), mark)
+
+
+def _stored(sent: Sent, mark: Appended | StoredMessage) -> Sent:
+    """With the log's time, which does not go back when the clock does: a key is not over the sooner for that."""
+    return msgspec.structs.replace(sent, log_offset=mark.log_offset, stored_at_ms=mark.stored_at_ms)
 
 
 def _lookup_key(request: KeyedRequest) -> str:

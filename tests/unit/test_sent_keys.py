@@ -127,6 +127,21 @@ async def test_the_log_is_not_asked_where_the_window_lies_within_memory():
         await keys.sent_before(request("new"), window_ms=10_000)
 
 
+async def test_a_key_is_not_over_the_sooner_for_a_clock_that_was_set_back_meanwhile():
+    day_ms = 86_400_000
+    house = House()
+    keys = await house.open()
+    await house.send(keys, "before")
+    house.clock.set_back_wall(day_ms)
+    await house.send(keys, "meanwhile")
+
+    house.clock.advance(day_ms + 1)  # it is right again
+
+    assert await keys.sent_before(request("meanwhile"), window_ms=day_ms) is not None
+    restarted = await house.open()
+    assert await restarted.sent_before(request("meanwhile"), window_ms=day_ms) is not None
+
+
 async def nothing(*_: Any, **__: Any) -> list[StoredMessage]:
     return []
 
