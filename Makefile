@@ -49,7 +49,7 @@ check: .venv/.dev .venv/.audit  ## format, lint, types, import contracts
 	$(BIN)/lint-imports
 
 test-faults: .venv/.dev .venv/.audit  ## power cuts, kills, failing disks (FAULTS=ci or FAULTS=full)
-	FAULTS=$(or $(FAULTS),ci) $(BIN)/pytest -n auto --dist loadgroup -m faults
+	PYTHONHASHSEED=0 FAULTS=$(or $(FAULTS),ci) $(BIN)/pytest -n auto --dist loadgroup -m faults
 
 bench: .venv/.dev .venv/.audit  ## measure, each figure beside its limit in the same run
 	$(BIN)/python -m benchmarks

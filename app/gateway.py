@@ -89,7 +89,7 @@ class Gateway:
         if self._keys and not _is_open(path) and not self._is_known(headers.get("authorization", "")):
             raise Refusal("unauthenticated", headers={"WWW-Authenticate": "Bearer"})
         encoding = headers.get("content-encoding", "identity")
-        if encoding.lower() != "identity":
+        if encoding.lower() != "identity" and _has_body(headers):
             raise Refusal(
                 "unsupported_media_type",
                 f"content encoding {encoding[:100]} is not taken",
@@ -127,6 +127,10 @@ class Gateway:
 
     def _too_large(self) -> Refusal:
         return Refusal("body_too_large", f"a body may have {self._max_body_bytes} bytes")
+
+
+def _has_body(headers: Headers) -> bool:
+    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
 
 def _is_open(path: str) -> bool:

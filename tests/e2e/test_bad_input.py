@@ -644,3 +644,7 @@ def test_a_field_error_never_shows_a_whole_body_again(api, topic):
 
     assert_problem(answer, 422, "validation_failed")
     assert len(answer.content) < 5_000
+
+
+def test_an_encoding_of_no_body_changes_nothing(api):
+    assert_problem(api.delete("/v1/schedules/sch_none", headers={"Content-Encoding": "gzip"}), 404, "schedule_not_found")
