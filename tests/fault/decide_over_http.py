@@ -19,6 +19,7 @@ TOPIC = "orders"
 QUEUES = 4
 _WORKERS = 8
 _DECIDERS = 3  # connections of a worker
+_LONGEST_ANSWER_SECONDS = 60  # a service that does not answer at all is a failure, and no reason to wait for ever
 _LOST = (ConnectionError, asyncio.IncompleteReadError, OSError)
 _STATES = {"commit": TxnState.COMMITTED, "rollback": TxnState.ROLLED_BACK}
 
@@ -35,6 +36,15 @@ class Connection:
         if self._streams is None:
             self._streams = await asyncio.open_connection("127.0.0.1", self._port)
         reader, writer = self._streams
+        try:
+            async with asyncio.timeout(_LONGEST_ANSWER_SECONDS):
+                return await self._ask(reader, writer, method, path, body)
+        except TimeoutError:  # which is an OSError, and no lost connection
+            raise AssertionError(f"{method} {path}: no answer in {_LONGEST_ANSWER_SECONDS} s") from None
+
+    async def _ask(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, method: str, path: str, body: Any
+    ) -> tuple[int, Any]:
         raw = b"" if body is None else json.dumps(body).encode()
         head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n"
         if raw:
@@ -80,7 +90,13 @@ class Campaign:
         status, _ = await connection.ask("POST", "/v1/topics", {"topic": TOPIC, "queues": QUEUES})
         assert status == 201
         await connection.close()
-        workers = [asyncio.create_task(self._work()) for _ in range(_WORKERS)]
+        async with asyncio.TaskGroup() as actors:  # one that fails ends all
+            for _ in range(_WORKERS):
+                actors.create_task(self._work())
+            actors.create_task(self._kill_now_and_then())
+        await self._balance()
+
+    async def _kill_now_and_then(self) -> None:
         for number in range(1, self._kills + 1):
             self._kill_at = number * self._count // (self._kills + 1)
             self._kill_now.clear()
@@ -89,8 +105,6 @@ class Campaign:
             await asyncio.to_thread(self._server.kill)
             await asyncio.to_thread(self._server.start)
             self._up.set()
-        await asyncio.gather(*workers)
-        await self._balance()
 
     async def _work(self) -> None:
         connections = [Connection(self._server.port) for _ in range(_DECIDERS)]
