@@ -226,6 +226,8 @@ def test_an_occurrence_of_cron_without_its_mark_is_found(monkeypatch):
 
 async def _only_messages(self: CronService, steps: Sequence) -> None:
     await self._store.append([message for step in steps for message in step.messages])
+    for step in steps:
+        self.table.settle(step.mark.schedule_id, step.mark.settled_ms)  # until the process ends
 
 
 def test_without_a_mutant_the_same_campaigns_find_nothing():

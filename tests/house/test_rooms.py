@@ -28,7 +28,8 @@ AT_HOME = {
     "concurrent": {"storage/local/event_loop.py"},
 }
 # Below the seam everything is plain and synchronous; these are the bridge (house: async above the seam, threads below it).
-KNOW_ASYNCIO = {"storage/memory.py", "storage/local/local_store.py", "storage/local/event_loop.py"}
+_BRIDGE = ("local_store", "reader", "offset_commits", "futures", "event_loop")
+KNOW_ASYNCIO = {"storage/memory.py", *(f"storage/local/{part}.py" for part in _BRIDGE)}
 
 
 def test_the_import_contracts_hold():
