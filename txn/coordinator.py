@@ -81,6 +81,10 @@ class TransactionCoordinator:
         """
         return await self._put_back.run(first_kept)
 
+    def not_put_back(self) -> dict[str, str]:
+        """Undecided transactions whose messages could not be written again, and why: they can only be rolled back."""
+        return self._put_back.set_aside()
+
     async def save_snapshot(self) -> bool:
         """Keep the table, so that a start replays only what came later. False where nothing has changed or none can be kept."""
         return await self._journal.save_snapshot()

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import structlog
 
-from storage.errors import CorruptRecord
+from storage.errors import CorruptRecord, OffsetExpired
 from storage.message import Durability, Message, QueueId
 from txn import half_message
 from txn.half_message import HALF_QUEUE, Facts, Held
@@ -31,6 +31,17 @@ class PutBack:
     def __init__(self, journal: Journal, turns: Turns) -> None:
         self._journal = journal
         self._turns = turns
+        self._set_aside: dict[str, str] = {}  # transaction id to why its messages cannot be written again
+
+    def set_aside(self) -> dict[str, str]:
+        """Undecided transactions whose messages are damaged or gone with a segment, and why: they can only be rolled back."""
+        table = self._journal.table
+        self._set_aside = {
+            id_: reason
+            for id_, reason in self._set_aside.items()
+            if (found := table.get(id_)) is not None and not found.state.is_decided
+        }
+        return self._set_aside
 
     async def run(self, first_kept: Mapping[QueueId, int]) -> int:
         border = first_kept.get(HALF_QUEUE, 0)
@@ -48,10 +59,14 @@ class PutBack:
                 return
             try:
                 halves = await self._journal.read_halves(transaction)
-            except CorruptRecord as damage:
-                # It could never be committed. The others must not wait for it.
-                log.error("not_put_back", transaction_id=transaction.transaction_id, reason=str(damage))
+            except (CorruptRecord, OffsetExpired) as error:
+                # It could never be committed. The others must not wait for it: neither now nor when, at the next drop, what was
+                # damaged is gone.
+                if transaction.transaction_id not in self._set_aside:
+                    log.error("not_put_back", transaction_id=transaction.transaction_id, reason=str(error))
+                    self._set_aside[transaction.transaction_id] = f"{type(error).__name__}: {error}"[:1_000]
                 return
+            self._set_aside.pop(transaction.transaction_id, None)
             so_far = transaction.so_far
             facts = Facts(
                 message_count=len(halves),

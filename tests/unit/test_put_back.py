@@ -252,6 +252,36 @@ def test_what_is_decided_is_not_put_back_and_a_decision_during_it_wins():
     in_lives(life)
 
 
+def test_a_damaged_half_message_is_set_aside_and_holds_up_no_later_drop_either():
+    async def begun(house):
+        await house.begin("damaged")
+        await house.begin("whole")
+        (half,) = await house.store.read(HALF_QUEUE, 0, max_messages=1, max_bytes=1)
+        assert half.log_offset == 0
+        await house.coordinator.save_snapshot()
+        await house.fill()
+
+    async def expired(house):
+        await house.expire_all()
+        (reason,) = house.coordinator.not_put_back().values()
+        assert "CorruptRecord" in reason
+        await house.expire_all()
+
+        coordinator = house.coordinator
+        assert list(coordinator.not_put_back()) == ["damaged"]
+        await coordinator.commit("whole")
+        assert await bodies(house.store, ORDERS) == [b"order"]
+        await coordinator.rollback("damaged")
+        assert coordinator.not_put_back() == {}
+
+    disk = in_lives(begun)
+    first_segment = disk.open(ROOT / "commitlog" / "0".zfill(20))
+    (byte,) = first_segment.read(95, 1)  # in the body of the first record
+    first_segment.write(95, bytes([byte ^ 1]))
+    first_segment.sync()
+    in_lives(expired, disk=disk)
+
+
 def test_the_history_tells_that_it_was_put_back():
     async def life(house):
         await house.begin("old")
