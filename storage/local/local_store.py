@@ -176,6 +176,7 @@ class LocalMessageStore:
             files.key_index,
             self._deriver,
             self._writer,
+            clock,
             options,
             space=files.space,
             measure=files.measure,

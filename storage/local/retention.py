@@ -10,11 +10,11 @@ committed offsets and the ends of queues of which nothing is left.
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import Protocol, TypeVar
 
 import structlog
 
+from storage.clock import Clock
 from storage.errors import CorruptRecord
 from storage.files.segments import Segment, Segments
 from storage.files.vfs import Space
@@ -53,6 +53,7 @@ class Retention:
         key_index: KeyIndex,
         deriver: Deriver,
         writer: LogWriter,
+        clock: Clock,
         options: LocalStoreOptions,
         *,
         space: Space,
@@ -69,6 +70,7 @@ class Retention:
         self._key_index = key_index
         self._deriver = deriver
         self._writer = writer
+        self._clock = clock
         self._policy = options.retention
         self._measure = measure
         self._in_lane = in_lane
@@ -77,6 +79,8 @@ class Retention:
         self._space = space
         self._samples: deque[UsedSample] = deque(maxlen=_SAMPLES)
         self._newest_ms: dict[int, int] = {}  # by where the segment begins
+        self._seen_ms: dict[int, int] = {}  # the same; since when, on the monotonic clock, it is known to be complete
+        self._damaged_heads: set[int] = set()
         # What is left of a crash in the middle, or of another process: looked for once.
         self._to_clean: dict[ConsumeQueue, None] = dict.fromkeys(queue for queue in queues if queue.first)
         self._index_files: list[IndexFile] = []
@@ -124,19 +128,32 @@ class Retention:
     # ------------------------------------------------------------------------------------------------------- dropping
 
     def _newest_of_segments(self, now_ms: int) -> list[int]:
-        """The read lane's. Store times never go back: no record of a segment is newer than the first one of the next."""
+        """The read lane's: of each segment but the last, a time at or behind which nothing was stored in it."""
         segments = list(self._segments)
-        for segment, following in pairwise(segments):
-            if segment.base_offset not in self._newest_ms:
-                try:
-                    first = self._log.read_at(following.base_offset)
-                except CorruptRecord as damage:
-                    log.error("retention_stopped", file=str(damage.path), reason=damage.reason)
-                    break
-                if first is None:
-                    break
-                self._newest_ms[segment.base_offset] = first.stored_at_ms
-        return [self._newest_ms.get(segment.base_offset, now_ms) for segment in segments[:-1]]
+        monotonic_ms = self._clock.monotonic_ms()
+        newest: list[int] = []
+        for index, segment in enumerate(segments[:-1]):
+            begin = segment.base_offset
+            if begin not in self._newest_ms and (time_ms := self._first_time_of(segments[index + 1 :])) is not None:
+                self._newest_ms[begin] = time_ms
+            # Where the clock was once ahead the log's times are, too, for as long. But what has been seen for an hour is an
+            # hour old, whatever its time says and however the clock was set since.
+            seen_ms = self._seen_ms.setdefault(begin, monotonic_ms)
+            newest.append(min(self._newest_ms.get(begin, now_ms), now_ms - (monotonic_ms - seen_ms)))
+        return newest
+
+    def _first_time_of(self, segments: Sequence[Segment]) -> int | None:
+        """When the first of their heads that can be read was stored: times never go back, so all before it is older."""
+        for segment in segments:
+            try:
+                head = self._log.read_at(segment.base_offset)
+            except CorruptRecord as damage:
+                if segment.base_offset not in self._damaged_heads:
+                    self._damaged_heads.add(segment.base_offset)
+                    log.error("segment_head_damaged", file=str(damage.path), reason=damage.reason)
+                continue
+            return None if head is None else head.stored_at_ms
+        return None
 
     async def _drop(self, going: Sequence[Segment], now_ms: int, put_back: PutBack) -> None:
         border = going[-1].end_offset
@@ -154,6 +171,8 @@ class Retention:
             dropped = await self._in_lane(Lane.PREPARE, self._segments.drop_first)
             await self._in_lane(Lane.READ, dropped.close)
             self._newest_ms.pop(segment.base_offset, None)
+            self._seen_ms.pop(segment.base_offset, None)
+            self._damaged_heads.discard(segment.base_offset)
             log.info("segment_dropped", file=segment.path.name)
         self._index_files += await self._in_lane(Lane.DERIVE, lambda: self._key_index.forget_before(border))
         self._clean_after_round = self._deriver.thorough_begun

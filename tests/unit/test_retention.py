@@ -125,6 +125,46 @@ def test_nothing_goes_that_has_not_expired_and_never_the_last_segment():
     in_lives(life)
 
 
+def test_a_segment_whose_head_is_damaged_keeps_nothing_from_expiring():
+    async def filled(world, store):
+        await send(store, 60)
+
+    async def expired(world, store):
+        await asyncio.sleep(61)
+        await send(store, 20, begin=60)
+
+        dropped = await expire(world, store)
+
+        left = [int(name) for name in names(world, "commitlog")]
+        assert dropped >= 3, "the one before it, it itself, and those behind it that have expired"
+        assert left[0] == 16_384 * dropped
+        assert await expire(world, store) == 0
+
+    disk = in_lives(filled)
+    spoiled = disk.open(ROOT / "commitlog" / "16384".zfill(20))
+    (byte,) = spoiled.read(95, 1)  # in the body of its first record
+    spoiled.write(95, bytes([byte ^ 1]))
+    spoiled.sync()
+    in_lives(expired, disk=disk)
+
+
+def test_what_was_stored_while_the_clock_was_a_year_ahead_expires_when_it_has_been_there_as_long_as_the_retention():
+    year_ms = 365 * 86_400_000
+
+    async def life(world, store):
+        world.clock.jump(year_ms)
+        await send(store, 1)
+        world.clock.jump(-year_ms)
+        await send(store, 60, begin=1)
+        assert await expire(world, store) == 0
+        await asyncio.sleep(50)
+        assert await expire(world, store) == 0
+        await asyncio.sleep(11)
+        assert await expire(world, store) >= 3
+
+    in_lives(life)
+
+
 def test_what_the_floors_above_write_again_is_told_by_queue_and_a_failure_of_theirs_drops_nothing():
     async def life(world, store):
         await send(store, 50)
