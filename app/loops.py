@@ -5,8 +5,9 @@ not run twice would be `scheduler.ownership.Owned`.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from itertools import islice
+
+import structlog
 
 from app.sent_keys import SentKeys
 from app.services import Services
@@ -21,7 +22,10 @@ from txn.coordinator import TransactionCoordinator
 ACTING = ("schedules", "cron", "leases", "checkback", "webhooks")
 
 _RETENTION_MS = 1_000
+_RETENTION_WAIT_MS = 5_000  # it also sees that there is space again
 _SHOWN = 10  # of what a loop went past: enough to see what is wrong
+
+log = structlog.get_logger()
 
 
 def add_loops(services: Services, settings: Settings) -> None:
@@ -38,20 +42,38 @@ def add_loops(services: Services, settings: Settings) -> None:
         await transactions.put_back(first_kept)
         await schedules.put_back(first_kept)
 
+    def add_patient(
+        name: str,
+        run_once: Callable[[], Awaitable[int]],
+        *,
+        interval_ms: int,
+        check: str,
+        set_aside: Callable[[], SetAside] = SetAside,
+    ) -> None:
+        patient = _Patient(run_once)
+        add(name, patient, interval_ms=interval_ms, check=check, set_aside=set_aside, waits_for=patient.reason)
+
     if isinstance(services.store, Retention):
         store = services.store
-        add("retention", _patient(lambda: store.expire(clock.wall_ms(), put_back)), interval_ms=_RETENTION_MS, check="store")
+        add(
+            "retention",
+            lambda: store.expire(clock.wall_ms(), put_back),
+            interval_ms=_RETENTION_MS,
+            check="store",
+            set_aside=lambda: _some(transactions.not_put_back()),
+            longest_wait_ms=_RETENTION_WAIT_MS,
+        )
     ms = settings.schedule.sweep_interval_ms
-    add(
+    add_patient(
         "schedules",
-        _patient(lambda: schedules.run_once(clock.wall_ms())),
+        lambda: schedules.run_once(clock.wall_ms()),
         interval_ms=ms,
         check="scheduler",
         set_aside=lambda: SetAside(schedules.counts.never),
     )
-    add(
+    add_patient(
         "cron",
-        _patient(lambda: cron.run_once(clock.wall_ms())),
+        lambda: cron.run_once(clock.wall_ms()),
         interval_ms=ms,
         check="scheduler",
         set_aside=lambda: _some(cron.set_aside()),
@@ -60,12 +82,12 @@ def add_loops(services: Services, settings: Settings) -> None:
     add("leases", delivery.run_once, interval_ms=settings.delivery.sweep_interval_ms, check="leases")
     add("redrive", delivery.dead_letters.run_once, interval_ms=settings.delivery.sweep_interval_ms, check="leases")
     add("lease_snapshots", delivery.save_snapshot, interval_ms=settings.delivery.snapshot_interval_ms, check="leases")
-    add("requests", _patient(requests.run_once), interval_ms=settings.request.sweep_interval_ms, check="requests")
+    add_patient("requests", requests.run_once, interval_ms=settings.request.sweep_interval_ms, check="requests")
     add("request_snapshots", requests.save_snapshot, interval_ms=settings.request.snapshot_interval_ms, check="requests")
     ms = settings.txn.sweep_interval_ms
-    add(
+    add_patient(
         "checkback",
-        _patient(lambda: transactions.run_once(clock.wall_ms())),
+        lambda: transactions.run_once(clock.wall_ms()),
         interval_ms=ms,
         check="checker",
         set_aside=lambda: _some(transactions.set_aside()),
@@ -83,15 +105,27 @@ async def keep_tables(transactions: TransactionCoordinator, sent_keys: SentKeys)
     await sent_keys.save_snapshot()
 
 
-def _patient(run_once: Callable[[], Awaitable[int]]) -> Callable[[], Awaitable[int]]:
-    """Where the store takes nothing for now, what is due waits in the log: late, and no failure of the loop."""
+class _Patient:
+    """A loop's `run_once`. Where the store takes nothing for now, what is due waits in the log: late, and no failure."""
 
-    async def run() -> int:
-        with suppress(UnavailableError, StorageFull):
-            return await run_once()
-        return 0
+    def __init__(self, run_once: Callable[[], Awaitable[int]]) -> None:
+        self._run_once = run_once
+        self._reason: str | None = None
 
-    return run
+    async def __call__(self) -> int:
+        try:
+            acted = await self._run_once()
+        except (UnavailableError, StorageFull) as error:
+            if self._reason is None:
+                log.warning("store_takes_nothing", reason=str(error))
+            self._reason = f"{type(error).__name__}: {error}"
+            return 0
+        self._reason = None
+        return acted
+
+    def reason(self) -> str | None:
+        """Why the last run came to nothing, if it did."""
+        return self._reason
 
 
 def _some(reasons: Mapping[str, str]) -> SetAside:

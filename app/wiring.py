@@ -129,14 +129,19 @@ class Wiring:
         if self.phase is not Phase.READY:
             raise Refusal(_NOT_READY[self.phase], context=context)
         checks = {
-            "store_writable": "ok",  # else the process ends
             "dispatch_lag": "ok",  # the queues are derived in the turn in which a message becomes visible
             **{check: _well_or_not(self._loops.failing(check)) for check in ("scheduler", "requests", "leases", "checker")},
         }
         failing = {name: what for name, what in checks.items() if what != "ok"}
         if failing:
             raise Refusal("recovering", f"not ready: {', '.join(failing)}", context=context | failing)
-        return checks
+        # A full disk is told and takes nobody's requests away: decisions, acknowledgements and reads go on.
+        return {"store_writable": self._store_check(), **checks}
+
+    def _store_check(self) -> str:
+        if self._store is not None and not self._store.disk_usage().is_writable:
+            return "new messages are refused: the disk is full"
+        return _well_or_not(self._loops.failing("store"))
 
     async def _open_or_fail(self) -> None:
         try:

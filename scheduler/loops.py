@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from scheduler.ticker import Ticker
+from scheduler.ticker import LONGEST_WAIT_MS, Ticker
 from storage.clock import Clock
 
 
@@ -15,7 +15,7 @@ class SetAside(NamedTuple):
 
 
 class LoopReport(NamedTuple):
-    """How a loop is. `last_error`: of the last run, if that failed."""
+    """How a loop is. `last_error`: of the last run, if that failed; `waits_for`: why what is due waits, which is no failure."""
 
     loop: str
     last_run_ms: int | None
@@ -23,6 +23,7 @@ class LoopReport(NamedTuple):
     failures: int
     last_error: str | None
     set_aside: SetAside = SetAside()
+    waits_for: str | None = None
 
 
 class _Loop(NamedTuple):
@@ -51,12 +52,29 @@ class Loops:
         interval_ms: int,
         check: str,
         set_aside: Callable[[], SetAside] = SetAside,
+        waits_for: Callable[[], str | None] = lambda: None,
+        longest_wait_ms: int = LONGEST_WAIT_MS,
     ) -> None:
         """A loop of ours. `check`: which check of readiness it belongs to."""
-        ticker = Ticker(name, run_once, interval_ms=interval_ms, clock=self._clock, chance=self._chance)
+        ticker = Ticker(
+            name,
+            run_once,
+            interval_ms=interval_ms,
+            clock=self._clock,
+            chance=self._chance,
+            longest_wait_ms=longest_wait_ms,
+        )
 
         def report() -> LoopReport:
-            return LoopReport(name, ticker.last_run_ms, ticker.lag_ms(), ticker.failures, ticker.last_error, set_aside())
+            return LoopReport(
+                name,
+                ticker.last_run_ms,
+                ticker.lag_ms(),
+                ticker.failures,
+                ticker.last_error,
+                set_aside(),
+                waits_for(),
+            )
 
         self._loops.append(_Loop(report, check, ticker))
 

@@ -13,7 +13,7 @@ from storage.clock import Clock
 
 log = structlog.get_logger()
 
-_LONGEST_WAIT_MS = 30_000
+LONGEST_WAIT_MS = 30_000
 
 
 class Ticker:
@@ -27,13 +27,15 @@ class Ticker:
         interval_ms: int,
         clock: Clock,
         chance: Callable[[], float],
+        longest_wait_ms: int = LONGEST_WAIT_MS,
     ) -> None:
-        """`chance`: a new number from 0 to below 1 each time."""
+        """`chance`: a new number from 0 to below 1 each time. `longest_wait_ms`: between runs that fail."""
         self.name = name
         self.interval_ms = interval_ms
         self._run_once = run_once
         self._clock = clock
         self._chance = chance
+        self._longest_wait_ms = max(longest_wait_ms, interval_ms)
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._turn = asyncio.Lock()
@@ -83,8 +85,7 @@ class Ticker:
         return self.interval_ms
 
     def _wait_after_failure_ms(self) -> int:
-        longest_ms = max(_LONGEST_WAIT_MS, self.interval_ms)
-        wait_ms = min(longest_ms, self.interval_ms << min(self._in_a_row, 20))
+        wait_ms = min(self._longest_wait_ms, self.interval_ms << min(self._in_a_row, 20))
         return max(self.interval_ms, wait_ms - int(wait_ms / 2 * self._chance()))
 
     async def _run(self) -> None:

@@ -66,6 +66,7 @@ def _view(report: LoopReport) -> Loop:
         lag_ms=report.lag_ms,
         failures=report.failures,
         last_error=report.last_error or UNSET,
+        waits_for=report.waits_for or UNSET,
         set_aside=report.set_aside.total,
         set_aside_items=[SetAsideItem(id=id_, reason=reason) for id_, reason in report.set_aside.some],
     )

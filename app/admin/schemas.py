@@ -27,6 +27,10 @@ class Loop(msgspec.Struct, kw_only=True):
     ]
     failures: Annotated[int, Meta(description="Runs that failed since the service was started.")]
     last_error: Annotated[str, Meta(description="Of the last run, if that failed.")] | UnsetType = UNSET
+    waits_for: (
+        Annotated[str, Meta(description="Why what is due waits where the store takes nothing for now. No failure: it is late.")]
+        | UnsetType
+    ) = UNSET
     set_aside: Annotated[int, Meta(description="Items that it could not deal with and went past.")]
     set_aside_items: Annotated[
         list[SetAsideItem], Meta(description="Some of them. Schedules are listed by state=set_aside.")

@@ -150,17 +150,24 @@ def test_a_full_disk_refuses_new_messages_takes_decisions_serves_the_rest_and_go
         for name in "open", "decided", "to-commit", "to-roll-back":
             ok(begin(api, name), 201)
         ok(api.post("/v1/transactions/decided/commit"))
+        ok(api.post("/v1/topics", json={"topic": "later", "queues": 1}), 201)
+        ok(api.post("/v1/topics/later/messages", json={"payload": "x", "delay_ms": 2_000}), 201)
         disk.fill()
 
         sent = fill_up(api)
 
+        ready = ok(api.get("/readyz"))
+        assert "the disk is full" in ready["checks"].pop("store_writable")
+        assert set(ready["checks"].values()) == {"ok"}
+        waiting = until(lambda: (now := loop(api, "schedules")) and "waits_for" in now and now, "what is due waits")
+        assert waiting["waits_for"].startswith("StorageFull")
+        assert (waiting["failures"], "last_error" in waiting) == (0, False)
         for name in "send", "raw", "batch", "begin":
             problem = assert_problem(REQUESTS[name](api), 507, "storage_full")
             assert problem["retryable"]
         (settled,) = ok(api.post("/v1/transactions/to-commit/commit"))["messages"]
         ok(api.post("/v1/transactions/to-roll-back/rollback"))
         ok(commit_offset(api, 0))
-        ok(api.get("/readyz"))
         assert ok(api.get("/v1/transactions/decided"))["state"] == "committed"
         assert ok(api.get("/v1/transactions/open"))["state"] == "prepared"
         assert [item["offset"] for item in ok(api.get("/v1/groups/billing/offsets"))["items"]] == [0]
@@ -169,6 +176,9 @@ def test_a_full_disk_refuses_new_messages_takes_decisions_serves_the_rest_and_go
 
         disk.make_space()
         receipt = until(lambda: taken(send_much(api)), "it goes on", seconds=5)
+        assert ok(api.get("/readyz"))["checks"]["store_writable"] == "ok"
+        assert len(ok(api.get("/v1/topics/later/queues/0/messages?wait_ms=10000"))["messages"]) == 1
+        assert "waits_for" not in loop(api, "schedules")
 
         assert receipt["queue_offset"] == len(everything(api)) - 1
         known = {one["transaction_id"] for one in ok(api.get("/v1/transactions"))["items"]}
@@ -262,3 +272,7 @@ def assert_one_critical_line(log: str, file: str) -> None:
     assert f"[Errno {EIO}] {os.strerror(EIO)}" in critical["error"]
     assert file in critical["error"]
     assert not any("exception" in line for line in lines)
+
+
+def loop(api: httpx.Client, name: str) -> dict[str, Any]:
+    return next(one for one in ok(api.get("/v1/admin/loops"))["items"] if one["loop"] == name)

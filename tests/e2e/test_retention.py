@@ -95,3 +95,26 @@ def test_what_is_undecided_held_or_scheduled_outlives_its_segment_and_a_kill_and
             disk = ok(api.get("/v1/admin/disk"))
             assert disk["writable"]
             assert 0 < disk["used_ratio"] <= 1
+
+
+def test_a_damaged_half_message_is_set_aside_by_retention_which_goes_on(tmp_path):
+    with Server(tmp_path / "data", dev=False, environment=ENVIRONMENT) as server:
+        with server.client() as api:
+            for topic in "orders", "filling":
+                ok(api.post("/v1/topics", json={"topic": topic, "queues": 1}), 201)
+            begin(api, "its-half-is-damaged")
+            begin(api, "whole")
+        assert server.terminate() == 0
+        segment = min((tmp_path / "data" / "store" / "commitlog").iterdir())
+        segment.write_bytes(segment.read_bytes().replace(b"its-half-is-damaged", b"its-HALF-is-damaged", 1))
+        server.start()
+        with server.client() as api:
+            expire(api)
+            expire(api)
+
+            retention = next(one for one in ok(api.get("/v1/admin/loops"))["items"] if one["loop"] == "retention")
+            assert [item["id"] for item in retention["set_aside_items"]] == ["its-half-is-damaged"]
+            assert "last_error" not in retention
+            ok(api.post("/v1/transactions/its-half-is-damaged/rollback"))
+            ok(api.post("/v1/transactions/whole/commit"))
+            assert bodies(api) == ["whole"]

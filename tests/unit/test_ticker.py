@@ -79,12 +79,14 @@ def test_after_failures_it_waits_longer_and_longer_and_a_random_part_less(chance
 
 def test_it_never_waits_longer_than_half_a_minute_nor_shorter_than_its_interval():
     async def main(world, loops):
-        often, seldom = Job(world, failures=10**9), Job(world, failures=10**9)
+        often, seldom, urgent = (Job(world, failures=10**9) for _ in range(3))
+        loops.add("urgent", urgent.run_once, interval_ms=100, check="any", longest_wait_ms=5 * SECOND)
         loops.add("often", often.run_once, interval_ms=100, check="any")
         loops.add("seldom", seldom.run_once, interval_ms=60 * SECOND, check="any")
 
         await run_for(loops, 400 * SECOND)
 
+        assert max(gaps(urgent)) == 5 * SECOND
         assert max(gaps(often)) == 30 * SECOND
         assert set(gaps(seldom)) == {60 * SECOND}
 
