@@ -195,8 +195,8 @@ class DeadLetters:
         for message in messages:
             attempts = 0 if task.reset_attempts else retry_message.attempts_of(message)
             copies.append(retry_message.retry_copy(message, task.group, attempts=attempts, generation=generation))
-            topic = retry_message.origin_of(message).queue.topic
-            waiting[topic] = waiting.get(topic, 0) + 1
+            origin = str(retry_message.origin_of(message).queue)
+            waiting[origin] = waiting.get(origin, 0) + 1
         event = Redriven(
             group=task.group,
             task_id=task.task_id,

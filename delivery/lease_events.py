@@ -73,7 +73,11 @@ class LeaseEvent(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="eve
 
 
 class Leased(LeaseEvent, frozen=True, tag="leased"):
-    """Messages were handed out together. `arrived`: of each topic, how many came from the retry topic for the first time."""
+    """Messages were handed out together.
+
+    `arrived`: how many came from the retry topic for the first time, by the queue of their first delivery ("orders/2"). An
+    earlier version counted these, and the `waiting` of a retry, by topic.
+    """
 
     lease: int
     until_ms: int
@@ -107,10 +111,14 @@ class Returned(LeaseEvent, frozen=True, tag="returned"):
 
 
 class Retried(LeaseEvent, frozen=True, tag="retried"):
-    """Refused by their consumer; in the same append they were put off for the retry topic. `waiting`: how many by topic."""
+    """Refused by their consumer; in the same append they were put off for the retry topic.
+
+    `waiting`: how many, by queue ("orders/2"); `generation`: of the group, as their copies have it.
+    """
 
     runs: list[Run]
     waiting: dict[str, int]
+    generation: int | None = None
 
 
 class DeadLettered(LeaseEvent, frozen=True, tag="dead_lettered"):
@@ -126,8 +134,9 @@ class Discarded(LeaseEvent, frozen=True, tag="discarded"):
 
 
 class Reset(LeaseEvent, frozen=True, tag="reset"):
-    """The group goes on at these positions; leases there have ended. Retries of `topics` from before `generation` are void.
+    """The group goes on at these positions; leases there have ended.
 
+    `ends_retries`: those of these queues from before `generation` are void. An earlier version ended those of whole `topics`.
     `voided`: those of them that had come to the retry topic already.
     """
 
@@ -135,6 +144,7 @@ class Reset(LeaseEvent, frozen=True, tag="reset"):
     generation: int
     topics: list[str] = []
     voided: list[Run] = []
+    ends_retries: bool = False
 
 
 class Deleted(LeaseEvent, frozen=True, tag="deleted"):

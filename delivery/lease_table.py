@@ -16,13 +16,12 @@ from delivery.due_wheel import DueWheel
 from delivery.key_order import KeyOrder
 from delivery.lease_events import AnyLeaseEvent, Run
 from delivery.receipt import queue_hash
-from delivery.slots import QueueSlots, SlotsDump, State
+from delivery.slots import HELD, QueueSlots, SlotsDump, State
 from delivery.tasks import Task, Tasks, TaskState
 from storage.formats import names
 from storage.message import QueueId
 
 _LOOK_AGAIN_MS = 1_000  # at a message that was being appended when its lease ended
-HELD = (State.LEASED, State.ACKING, State.MOVING, State.WAITING)
 
 
 class Moment(NamedTuple):
@@ -162,6 +161,13 @@ class QueueLeases:
         elif self.is_learned:
             heapq.heappush(self._open, offset)
 
+    def settle_held(self, run: Run) -> int:
+        """What that lease had is done with: not what another one holds since. How many were not before."""
+        before = self.slots.unsettled
+        for first, count in self.slots.runs_not_of_others(run.first, run.count, run.lease):
+            self.settle(first, count)
+        return before - self.slots.unsettled
+
     def settle(self, first: int, count: int) -> None:
         if self.order is not None:
             for offset in range(first, first + count):
@@ -178,10 +184,10 @@ class GroupLeases:
         self.wheel = DueWheel()
         self.generation = 0
         self.void_before = 0
-        self.void_before_of: dict[str, int] = {}
+        self.void_before_of: dict[str, int] = {}  # by queue ("orders/2"), or topic
         self.retry_start = 0  # where the retry topic begins for this group
         self.dead_letters_gone = OffsetSet()  # redriven, purged, or those of an earlier group of the name
-        self.waiting: dict[str, int] = {}  # messages put off for a retry, by topic
+        self.waiting: dict[str, int] = {}  # messages put off for a retry, by queue ("orders/2"), or topic
         self.attempts: OrderedDict[str, Attempt] = OrderedDict()
         self.turn = 0
         self._by_id: dict[QueueId, QueueLeases] = {}
@@ -206,9 +212,13 @@ class GroupLeases:
         self._by_id[queue] = self._by_hash[added.hash] = added
         return added
 
-    def is_void(self, topic: str, generation: int) -> bool:
-        """Was a retry of this topic ended by a reset, or with an earlier group of the name?"""
-        return generation < max(self.void_before, self.void_before_of.get(topic, 0))
+    def is_void(self, queue: QueueId, generation: int) -> bool:
+        """Was a retry of a message of this queue ended by a reset, or with an earlier group of the name?"""
+        return generation < self._void_before(str(queue))
+
+    def _void_before(self, queue: str) -> int:
+        ended = self.void_before_of
+        return max(self.void_before, ended.get(queue.partition("/")[0], 0), ended.get(queue, 0))
 
     def count(self, state: State) -> int:
         return sum(queue.slots.counts[state] for queue in self.queues)
@@ -260,8 +270,7 @@ class GroupLeases:
         if isinstance(event, events.Leased):
             self._apply_leased(event, now)
         elif isinstance(event, events.Retried):
-            self._settle(event.runs)
-            self._note_waiting(event.waiting)
+            self._apply_retried(event)
         elif isinstance(event, events.Redriven):
             if event.offsets[0] not in self.dead_letters_gone:
                 self._note_waiting(event.waiting)
@@ -283,14 +292,25 @@ class GroupLeases:
         elif isinstance(event, events.Reset):
             self._apply_reset(event)
 
+    def _apply_retried(self, event: events.Retried) -> None:
+        if self._settle(event.runs):
+            # Behind a reset that the refusal did not know yet, they are void.
+            known = self.generation if event.generation is None else event.generation
+            self._note_waiting({one: count for one, count in event.waiting.items() if known >= self._void_before(one)})
+
     def _note_waiting(self, waiting: dict[str, int]) -> None:
-        for topic, count in waiting.items():
-            self.waiting[topic] = self.waiting.get(topic, 0) + count
+        for queue, count in waiting.items():
+            self.waiting[queue] = self.waiting.get(queue, 0) + count
 
     def note_arrived(self, arrived: dict[str, int]) -> None:
-        """So many retries of each topic have come to the retry topic and were met there."""
-        for topic, count in arrived.items():
-            self.waiting[topic] = max(0, self.waiting.get(topic, 0) - count)
+        """So many retries of each queue have come to the retry topic and were met there."""
+        for queue, count in arrived.items():
+            # What was put off by an earlier version is counted by topic.
+            for counted in (queue, queue.partition("/")[0]):
+                known = min(count, self.waiting.get(counted, 0))
+                if known:
+                    self.waiting[counted] -= known
+                    count -= known
 
     def note_attempt(self, attempt_id: str, attempt: Attempt) -> None:
         self.attempts[attempt_id] = attempt
@@ -346,18 +366,20 @@ class GroupLeases:
 
     def _apply_reset(self, event: events.Reset) -> None:
         self.generation = max(self.generation, event.generation)
-        for topic in event.topics:
-            self.void_before_of[topic] = event.generation
-            self.waiting.pop(topic, None)
-        self._settle(event.voided)
+        ended = event.topics + [str(position.queue_id) for position in event.positions if event.ends_retries]
+        for one in ended:
+            self.void_before_of[one] = event.generation
+            self.waiting.pop(one, None)
+        for run in event.voided:
+            if (queue := self.find(run.queue_id)) is not None:
+                queue.settle(run.first, run.count)
         for position in event.positions:
             self.open(position.queue_id, position.offset).restart(position.offset)
 
-    def _settle(self, runs: Sequence[Run]) -> None:
-        for run in runs:
-            queue = self.find(run.queue_id)
-            if queue is not None:
-                queue.settle(run.first, run.count)
+    def _settle(self, runs: Sequence[Run]) -> int:
+        """How many messages are done with that were not before."""
+        found = [(queue, run) for run in runs if (queue := self.find(run.queue_id)) is not None]
+        return sum([queue.settle_held(run) for queue, run in found])
 
     @staticmethod
     def _is_held_by(queue: QueueLeases, offset: int, lease: int) -> bool:

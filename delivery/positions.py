@@ -4,7 +4,7 @@ What the group has received from under leases stands in the table of leases; its
 Elsewhere the offset is what was committed to the store.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 from delivery import retry_message
@@ -85,13 +85,14 @@ class Positions:
             moves.append(Move(queue, begin, offset, settled))
         return moves
 
-    async def reset(self, group: str, topic: str, positions: Mapping[QueueId, int]) -> list[Move]:
-        """Go on at these offsets of a topic. Its leases and its waiting retries end. Durable on return."""
-        leases = self._journal.table.group(group)
+    async def reset(self, group: str, positions: Mapping[QueueId, int]) -> list[Move]:
+        """Go on at these offsets. The leases and the waiting retries of these queues end. Durable on return."""
         async with self._receiving.taking(group):
+            leases = self._journal.table.group(group)
             moves = await self.plan(group, positions)
-            voided = await self._retries_of(leases, topic)
-            await self._reset(leases, [Position(*queue, offset) for queue, offset in positions.items()], [topic], voided)
+            voided = await self._retries_of(leases, positions)
+            given = [Position(*queue, offset) for queue, offset in positions.items()]
+            await self._reset(leases, given, ends_retries=True, voided=voided)
         self._waiters.wake(group)
         return moves
 
@@ -157,19 +158,24 @@ class Positions:
         return message.stored_at_ms
 
     async def _reset(
-        self, leases: GroupLeases, positions: Sequence[Position], topics: Sequence[str] = (), voided: Sequence[Run] = ()
+        self,
+        leases: GroupLeases,
+        positions: Sequence[Position],
+        *,
+        ends_retries: bool = False,
+        voided: Sequence[Run] = (),
     ) -> None:
         event = Reset(
             group=leases.group,
             positions=list(positions),
             generation=leases.generation + 1,
-            topics=list(topics),
+            ends_retries=ends_retries,
             voided=list(voided),
         )
         await self._journal.append([], [event], Durability.SYNCED)
 
-    async def _retries_of(self, leases: GroupLeases, topic: str) -> list[Run]:
-        """Messages of the topic in the retry topic that the group has begun with."""
+    async def _retries_of(self, leases: GroupLeases, queues: Container[QueueId]) -> list[Run]:
+        """Messages of these queues in the retry topic that the group has begun with."""
         retries = leases.find(retry_message.retry_queue(leases.group))
         found = []
         for slot in [] if retries is None else list(retries.slots):
@@ -178,7 +184,7 @@ class Positions:
                 (message,) = await self._store.read(retries.queue, slot.offset, max_messages=1, max_bytes=1)
             except (OffsetExpired, OffsetBeyondEnd, CorruptRecord):
                 continue
-            if retry_message.origin_of(message).queue.topic == topic:
+            if retry_message.origin_of(message).queue in queues:
                 found.append(Run(*retries.queue, slot.offset, 1, slot.lease))
         return found
 

@@ -380,9 +380,9 @@ class Receiving:
         """Of a message that is handed out from here for the first time."""
         if not queue.is_retry:
             return 1
-        topic = retry_message.origin_of(message).queue.topic
-        taking.arrived[topic] = taking.arrived.get(topic, 0) + 1
-        taking.leases.note_arrived({topic: 1})
+        origin = str(retry_message.origin_of(message).queue)
+        taking.arrived[origin] = taking.arrived.get(origin, 0) + 1
+        taking.leases.note_arrived({origin: 1})
         return retry_message.attempts_of(message) + 1
 
     def _is_to_come(
@@ -401,8 +401,7 @@ class Receiving:
     @staticmethod
     def _is_current(leases: GroupLeases, message: StoredMessage) -> bool:
         """Is this retry not ended by a reset?"""
-        topic = retry_message.origin_of(message).queue.topic
-        return not leases.is_void(topic, retry_message.generation_of(message))
+        return not leases.is_void(retry_message.origin_of(message).queue, retry_message.generation_of(message))
 
     # ----------------------------------------------------------------------------------------------------------- reading
 

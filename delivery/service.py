@@ -144,9 +144,9 @@ class Delivery:
     async def plan_reset(self, group: str, positions: Mapping[QueueId, int]) -> list[Move]:
         return await self._positions.plan(group, positions)
 
-    async def reset(self, group: str, topic: str, positions: Mapping[QueueId, int]) -> list[Move]:
-        """Go on at these offsets of a topic; its leases and waiting retries end. Durable on return."""
-        return await self._positions.reset(group, topic, positions)
+    async def reset(self, group: str, positions: Mapping[QueueId, int]) -> list[Move]:
+        """Go on at these offsets; the leases and waiting retries of these queues end. Durable on return."""
+        return await self._positions.reset(group, positions)
 
     async def lag(self, group: str, rules: GroupRules) -> tuple[list[QueueLag], int]:
         """(each queue of the group, its retry queue the first; messages that wait for a retry elsewhere)."""

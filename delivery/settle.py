@@ -89,7 +89,8 @@ class Settling:
         now_ms = self._clock.monotonic_ms()
         accepted: list[bool] = []
         held: list[tuple[QueueLeases, int, int]] = []
-        for handle in handles:
+        entries: list[int] = []
+        for entry, handle in enumerate(handles):
             found = self._find(leases, handle)
             is_held = False
             if found is not None:
@@ -103,6 +104,7 @@ class Settling:
                     is_held = slot.state == State.ACKING and slot.lease == lease
                 if is_held:
                     held.append(found)
+                    entries.append(entry)
             accepted.append(is_held or handle in self._acked)
         if held:
             try:
@@ -110,6 +112,9 @@ class Settling:
             except BaseException:
                 self._hold_again(leases, held)
                 raise
+            for entry, (queue, offset, _) in zip(entries, held, strict=True):
+                # Where a reset lies before it in the log, the lease had ended, and another may hold the message by now.
+                accepted[entry] = queue.slots.is_settled(offset)
             self._keep_acked(handle for handle, is_acked in zip(handles, accepted, strict=True) if is_acked)
             if any(queue.has_open for queue, _, _ in held if queue.order is not None):
                 self._waiters.wake(group)  # a key is free
@@ -345,8 +350,8 @@ class Settling:
             if message is None:
                 continue
             if kind is Fate.AGAIN:
-                topic = retry_message.origin_of(message).queue.topic
-                waiting[topic] = waiting.get(topic, 0) + 1
+                origin = str(retry_message.origin_of(message).queue)
+                waiting[origin] = waiting.get(origin, 0) + 1
                 copy = retry_message.retry_copy(message, group, attempts=one.attempt, generation=leases.generation)
                 delayed = scheduled_message.with_delay(copy, delay_ms=one.delay_ms, again=True)
                 copies.append(scheduled_message.put_off(delayed, now_ms))
@@ -357,7 +362,7 @@ class Settling:
         for kind, held in settled.items():
             runs = _runs(held)
             if kind is Fate.AGAIN:
-                events.append(Retried(group=group, runs=runs, waiting=waiting))
+                events.append(Retried(group=group, runs=runs, waiting=waiting, generation=leases.generation))
             else:
                 events.append((DeadLettered if kind is Fate.DEAD_LETTER else Discarded)(group=group, runs=runs))
         return copies, events

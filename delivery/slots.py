@@ -26,6 +26,9 @@ class State(IntEnum):
     WAITING = 5  # in an ordered group: for its retry
 
 
+HELD = (State.LEASED, State.ACKING, State.MOVING, State.WAITING)
+
+
 class Slot(NamedTuple):
     """One unsettled message. `deadline_ms`: on the monotonic clock, of the lease or of the wait."""
 
@@ -115,6 +118,25 @@ class QueueSlots:
             at += 1
         if begin < at:
             yield begin, at - begin
+
+    def runs_not_of_others(self, first: int, count: int, lease: int) -> Iterator[tuple[int, int]]:
+        """(first, count) of these messages without those that another lease holds, neighbours together."""
+        chunk, at = self._chunks.get(first >> _BITS), first & _MASK
+        if at + count <= CHUNK and (chunk is None or chunk.leases[at : at + count].count(lease) == count):
+            yield first, count  # as nearly always
+            return
+        begin = first
+        for offset in range(first, first + count):
+            slot = self.get(offset)
+            if slot.state in HELD and slot.lease != lease:
+                if begin < offset:
+                    yield begin, offset - begin
+                begin = offset + 1
+        if begin < first + count:
+            yield begin, first + count - begin
+
+    def is_settled(self, offset: int) -> bool:
+        return offset < self.cursor and self.state(offset) == State.SETTLED
 
     @property
     def unsettled(self) -> int:

@@ -63,8 +63,8 @@ class Taking:
         for one in self.taken:
             if one.queue.slots.is_leased(one.offset, self.lease, -1):
                 one.queue.take_back(one.offset)
-        for topic, count in self.arrived.items():
-            self.leases.waiting[topic] = self.leases.waiting.get(topic, 0) + count
+        for queue, count in self.arrived.items():
+            self.leases.waiting[queue] = self.leases.waiting.get(queue, 0) + count
 
     # --------------------------------------------------------------------------------------------------- for the event
 

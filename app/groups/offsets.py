@@ -69,7 +69,7 @@ async def reset(services: Services, call: Call, group: str) -> Reply:
     if given.dry_run:
         moves = await services.delivery.plan_reset(group, wanted)
     else:
-        moves = await services.delivery.reset(group, topic.name, wanted)
+        moves = await services.delivery.reset(group, wanted)
     return reply(200, _effect(moves, dry_run=given.dry_run))
 
 

@@ -138,7 +138,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def reset(self, queue: QueueId, to_end: bool) -> None:
         """Both queues: to their beginning, where everything comes again, or to their end, where nothing does."""
         ends = {one: self._call(self.store.offsets(one)).end for one in QUEUES}
-        self._call(self.house.delivery.reset(GROUP, "orders", {one: ends[one] if to_end else 0 for one in QUEUES}))
+        self._call(self.house.delivery.reset(GROUP, {one: ends[one] if to_end else 0 for one in QUEUES}))
         dead = {one.message_id for one in self._call(self.house.dead_letters())}
         for item in self.items.values():
             if item.handle is not None:

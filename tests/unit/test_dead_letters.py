@@ -195,7 +195,7 @@ def test_a_reset_ends_a_redriven_message_that_was_not_taken():
     async def life(house: House) -> None:
         await give_up(house, "a", "b")
         await redrive(house)
-        await house.delivery.reset(GROUP, "orders", {ORDERS: 1})
+        await house.delivery.reset(GROUP, {ORDERS: 1})
 
         assert await house.names() == [("b", 1)]
 

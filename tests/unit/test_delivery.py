@@ -1,15 +1,17 @@
 """Delivery under leases over a store: who is given what, how often, and what a crash does to it."""
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from delivery import receipt
 from delivery.groups import Start, Subscription
-from delivery.lease_events import LEASE_QUEUE, read_event
+from delivery.lease_events import LEASE_QUEUE, Position, Reset, event_message, read_event
 from delivery.receive import HandedOut, Request
 from storage.errors import StorageFull
-from storage.message import QueueId
+from storage.message import Appended, Durability, Message, QueueId
 from tests.support.delivery import EVERYTHING, GROUP, ORDERS, House, Life, in_house, named, rules, without_snapshot
 
 SECOND = QueueId("orders", 1)
@@ -557,7 +559,7 @@ def test_a_reset_ends_leases_and_retries_and_attempts_start_at_one():
 
         (move,) = await house.delivery.plan_reset(GROUP, {ORDERS: 0})
         assert (move.from_offset, move.to_offset, move.affected) == (3, 0, 3)
-        await house.delivery.reset(GROUP, "orders", {ORDERS: 0})
+        await house.delivery.reset(GROUP, {ORDERS: 0})
 
         assert await house.ack(d) == [False]
         assert await house.ack(c2) == [False]
@@ -570,12 +572,107 @@ def test_a_reset_ends_leases_and_retries_and_attempts_start_at_one():
     in_house(life)
 
 
+@pytest.mark.parametrize("snapshots", [False, True])
+def test_a_reset_of_one_queue_leaves_the_leases_and_the_waiting_retries_of_the_others(snapshots):
+    kept: list[HandedOut] = []
+
+    async def first_life(house: House) -> None:
+        await house.send("a", "b")
+        await house.send("c", "d", "e", queue=SECOND)
+        given = {one.message.message_id: one for one in await house.receive(lease_ms=60_000)}
+        await house.nack(*[given[name] for name in "cda"], delay_ms=300)
+        await house.nack(given["e"], given["b"], delay_ms=5_000)
+        await house.pass_time(400)
+        kept.extend(await house.receive(1, lease_ms=60_000))  # the others have come back too, and lie there
+
+        await house.delivery.reset(GROUP, {ORDERS: 2})
+
+        if snapshots:
+            await house.delivery.save_snapshot()
+
+    async def second_life(house: House) -> None:
+        assert house.rules is not None
+        assert [named(one) for one in kept] == [("c", 2)]
+        assert await house.ack(*kept) == [True]
+        assert await house.names() == [("d", 2)]
+        assert (await house.delivery.lag(GROUP, house.rules))[1] == 1
+        await house.pass_time(5_000)
+        assert ("e", 2) in await house.names()
+        assert (await house.delivery.lag(GROUP, house.rules))[1] == 0
+        assert [await house.position(queue) for queue in (ORDERS, SECOND)] == [2, 3]
+
+    in_house(first_life, second_life, queues=2)
+
+
+def test_a_reset_that_an_earlier_version_wrote_ends_the_retries_of_its_topics():
+    async def first_life(house: House) -> None:
+        await house.send("a")
+        await house.send("b", queue=SECOND)
+        await house.nack(*await house.receive(), delay_ms=100)
+        event = Reset(group=GROUP, positions=[Position(*ORDERS, 1)], generation=1, topics=["orders"])
+        await house.store.append([event_message(event, now_ms=house.now_ms)], durability=Durability.SYNCED)
+
+    async def second_life(house: House) -> None:
+        await house.pass_time(200)
+        assert await house.names() == []
+
+    in_house(first_life, second_life, queues=2)
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "give_up"])
+def test_what_was_settled_under_a_lease_that_a_reset_ends_is_left_to_whoever_has_it_since(verb):
+    async def first_life(house: House) -> None:
+        await house.send("a")
+        (old,) = await house.receive(lease_ms=60_000)
+        release = hold_back(house, {"ack": "acked", "nack": "retried", "give_up": "dead_lettered"}[verb])
+        reset = asyncio.ensure_future(house.delivery.reset(GROUP, {ORDERS: 0}))
+        await asyncio.sleep(0)
+        settling = asyncio.ensure_future(
+            {
+                "ack": lambda: house.ack(old),
+                "nack": lambda: house.nack(old, delay_ms=100),
+                "give_up": lambda: house.give_up(old),
+            }[verb]()
+        )
+        await reset
+        (new,) = await house.receive()
+        assert not settling.done()
+
+        release.set()
+
+        assert await settling == [verb != "ack"]
+        assert await house.extend(new, 1_000) is not None
+        assert (await house.delivery.lag(GROUP, house.rules or rules()))[1] == 0
+
+    async def second_life(house: House) -> None:
+        await house.pass_time(1_100)
+        (again,) = await house.receive()
+        assert named(again) == ("a", 2)
+        assert await house.ack(again) == [True]
+
+    in_house(first_life, second_life)
+
+
+def hold_back(house: House, event: str) -> asyncio.Event:
+    """The answers to appends of this event come once the returned is set."""
+    release, append = asyncio.Event(), house.store.append
+
+    async def late(messages: Sequence[Message], **options: Any) -> list[Appended]:
+        appended = await append(messages, **options)
+        if f'"event":"{event}"'.encode() in messages[-1].body:
+            await release.wait()
+        return appended
+
+    house.store.append = late  # type: ignore[method-assign]
+    return release
+
+
 def test_a_reset_is_one_after_kill_9_too():
     async def first_life(house: House) -> None:
         await house.send("a", "b")
         a, _ = await house.receive(lease_ms=60_000)
         await house.nack(a, delay_ms=1_000)
-        await house.delivery.reset(GROUP, "orders", {ORDERS: 1})
+        await house.delivery.reset(GROUP, {ORDERS: 1})
 
     async def second_life(house: House) -> None:
         await house.pass_time(1_100)

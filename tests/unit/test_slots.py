@@ -52,6 +52,20 @@ def test_whatever_is_done_they_say_what_a_dict_says(seed):
     assert (again.prefix, again.cursor) == (slots.prefix, slots.cursor)
 
 
+@pytest.mark.parametrize("first", [0, CHUNK - 3])
+def test_what_another_lease_holds_is_left_out_of_a_run(first):
+    slots = QueueSlots(first)
+    slots.put(first, 6, State.LEASED, attempt=1, lease=7)
+    slots.put(first + 2, 2, State.LEASED, attempt=2, lease=8)
+    slots.put(first + 4, 1, State.OPEN, attempt=2, lease=8)
+    slots.advance_to(first + 6)
+
+    assert list(slots.runs_not_of_others(first, 6, 7)) == [(first, 2), (first + 4, 2)]
+    assert list(slots.runs_not_of_others(first, 2, 7)) == [(first, 2)]
+    assert list(slots.runs_not_of_others(first, 4, 8)) == [(first + 2, 2)]
+    assert list(slots.runs_not_of_others(first + 2, 2, 7)) == []
+
+
 def test_a_lease_holds_a_message_until_its_deadline_and_no_other_does():
     slots = QueueSlots(0)
     slots.put(0, 1, State.LEASED, attempt=1, lease=7, deadline_ms=100)
