@@ -80,7 +80,13 @@ def add_loops(services: Services, settings: Settings) -> None:
     )
     add("cron_snapshots", cron.save_snapshot, interval_ms=settings.schedule.snapshot_interval_ms, check="scheduler")
     add("leases", delivery.run_once, interval_ms=settings.delivery.sweep_interval_ms, check="leases")
-    add("redrive", delivery.dead_letters.run_once, interval_ms=settings.delivery.sweep_interval_ms, check="leases")
+    add(
+        "redrive",
+        delivery.dead_letters.run_once,
+        interval_ms=settings.delivery.sweep_interval_ms,
+        check="leases",
+        set_aside=lambda: _some(delivery.dead_letters.set_aside()),
+    )
     add("lease_snapshots", delivery.save_snapshot, interval_ms=settings.delivery.snapshot_interval_ms, check="leases")
     add_patient("requests", requests.run_once, interval_ms=settings.request.sweep_interval_ms, check="requests")
     add("request_snapshots", requests.save_snapshot, interval_ms=settings.request.snapshot_interval_ms, check="requests")

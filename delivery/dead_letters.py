@@ -6,7 +6,6 @@ append of messages to the retry topic and the event that takes them from the lis
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 from typing import NamedTuple
 
 import structlog
@@ -17,12 +16,13 @@ from delivery.lease_events import Purged, Redriven, TaskBegun, TaskEnded
 from delivery.lease_table import OffsetSet
 from delivery.tasks import Task, TaskState, Wanted
 from storage.errors import CorruptRecord, IdempotencyKeyReused, StorageFull, UnavailableError, UnknownTask, UnknownTopic
-from storage.message import Durability, StoredMessage
+from storage.message import Durability, OffsetRange, StoredMessage
 from storage.store import KeyLookup
 
 _READ_MESSAGES = 1_000
 _READ_BYTES = 1 << 20
-_MOST_IN_A_TURN = 4_096  # messages of one task, so that others get their turn
+_MOST_IN_A_TURN = 4_096  # messages of one task that are redriven, so that others get their turn
+_MOST_LOOKED_AT = 16_000  # messages of one task in a turn, wanted or not
 _BURST_MS = 1_000  # what a task with a rate may catch up
 
 log = structlog.get_logger()
@@ -33,13 +33,13 @@ class Redrive(NamedTuple):
 
     wanted: Wanted
     reset_attempts: bool = True
-    rate_per_second: int | None = None
+    max_per_second: int | None = None
     idempotency_key: str | None = None
     fingerprint: str | None = None
 
 
 class _Progress:
-    """Of a running task, in this life of the process."""
+    """Of a running task, in this life of the process. `at`: what lies before has been dealt with."""
 
     def __init__(self, begin: int, now_ms: int) -> None:
         self.at = begin
@@ -56,6 +56,7 @@ class DeadLetters:
         self._clock = journal.clock
         self._new_task_id = new_task_id
         self._progress: dict[str, _Progress] = {}
+        self._failing: dict[str, str] = {}
         self._changing = asyncio.Lock()
 
     # --------------------------------------------------------------------------------------------------------- reading
@@ -80,50 +81,68 @@ class DeadLetters:
         return None
 
     async def count(self, group: str, wanted: Wanted) -> int:
-        """How many are wanted."""
-        gone = self._gone(group)
+        """How many are wanted; where they are named, how many of the names are there."""
+        return await self._count(group, wanted, await self._bounds(group))
+
+    async def _count(self, group: str, wanted: Wanted, bounds: OffsetRange) -> int:
         if wanted.is_everything:
-            bounds = await self._store.offsets(retry_message.dead_letter_queue(group))
-            return max(0, bounds.end - max(gone.prefix, bounds.first) - len(gone.ahead))
+            gone = self._gone(group)
+            gone.add_below(bounds.first)  # else what has expired would be taken off once more
+            return max(0, bounds.end - gone.prefix - sum(offset < bounds.end for offset in gone.ahead))
+        found: set[str] = set()
         count = 0
-        async for message in self._messages(group, 0):
-            count += _is_wanted(wanted, message)
-        return count
+        async for message in self._messages(group, 0, bounds.end):
+            if _is_wanted(wanted, message):
+                count += 1
+                if wanted.message_ids is not None:
+                    found.add(message.message_id)
+        return count if wanted.message_ids is None else len(found)
 
     # --------------------------------------------------------------------------------------------------------- changes
 
     async def purge(self, group: str) -> int:
         """Keep none of them for the group; how many that were. Durable on return. They stay in the log as long as it does."""
         async with self._changing:
-            count = await self.count(group, Wanted())
-            bounds = await self._store.offsets(retry_message.dead_letter_queue(group))
+            bounds = await self._bounds(group)
+            count = await self._count(group, Wanted(), bounds)
             await self._journal.append([], [Purged(group=group, before=bounds.end)], Durability.SYNCED)
         return count
 
     async def redrive(self, group: str, given: Redrive) -> tuple[Task, bool]:
         """(the task that does it, was it begun before by the same request). Raises IdempotencyKeyReused."""
-        tasks = self._journal.table.tasks
+        known = self._begun_before(group, given)
+        if known is not None:
+            return known, True
+        bounds, ids = await self._bounds(group), given.wanted.message_ids
+        # Before the lock is taken: there may be many to look at, and nobody is to wait for that.
+        total = await self._count(group, given.wanted, bounds) if ids is None else len(ids)
         async with self._changing:
-            if given.idempotency_key is not None:
-                known = tasks.by_key(group, given.idempotency_key)
-                if known is not None and known.fingerprint != given.fingerprint:
-                    raise IdempotencyKeyReused
-                if known is not None:
-                    return known, True
+            known = self._begun_before(group, given)
+            if known is not None:
+                return known, True
             event = TaskBegun(
                 group=group,
                 task_id=self._new_task_id(),
                 wanted=given.wanted,
-                end=(await self._store.offsets(retry_message.dead_letter_queue(group))).end,
-                total=await self.count(group, given.wanted),
+                end=bounds.end,
+                total=total,
                 begun_at_ms=self._clock.wall_ms(),
                 reset_attempts=given.reset_attempts,
-                rate_per_second=given.rate_per_second,
+                max_per_second=given.max_per_second,
                 idempotency_key=given.idempotency_key,
                 fingerprint=given.fingerprint,
             )
             await self._journal.append([], [event], Durability.SYNCED)
         return self.task(event.task_id), False
+
+    def _begun_before(self, group: str, given: Redrive) -> Task | None:
+        """By the same request. Raises IdempotencyKeyReused."""
+        if given.idempotency_key is None:
+            return None
+        known = self._journal.table.tasks.by_key(group, given.idempotency_key)
+        if known is not None and known.fingerprint != given.fingerprint:
+            raise IdempotencyKeyReused
+        return known
 
     def task(self, task_id: str) -> Task:
         """Raises UnknownTask."""
@@ -138,55 +157,75 @@ class DeadLetters:
             task = self.task(task_id)
             if task.state is TaskState.RUNNING:
                 await self._end(task, TaskState.CANCELLED)
-                self._progress.pop(task_id, None)
         return task
+
+    def set_aside(self) -> dict[str, str]:
+        """The tasks whose last turn failed, and why; they are tried again."""
+        return self._failing
 
     async def run_once(self) -> int:
         """Go on with the tasks; how many messages were redriven."""
+        running = self._journal.table.tasks.running
+        self._progress = {task.task_id: self._progress_of(task) for task in running}
+        failing: dict[str, str] = {}
         count = 0
-        for task in self._journal.table.tasks.running:
-            with suppress(UnavailableError, StorageFull):  # then it goes on later
+        for task in running:
+            try:
                 count += await self._journal.uncancelled(self._go_on(task))
+            except (UnavailableError, StorageFull):
+                pass  # It goes on later, where it is.
+            except Exception as error:  # Whatever it is, it must not keep later tasks from their turn.
+                log.exception("redrive_failed", task_id=task.task_id)
+                failing[task.task_id] = f"{type(error).__name__}: {error}"[:1_000]
+        self._failing = failing
         return count
 
     async def _go_on(self, task: Task) -> int:
-        now_ms = self._clock.monotonic_ms()
-        progress = self._progress.setdefault(task.task_id, _Progress(self._gone(task.group).prefix, now_ms))
-        left = _allowed(task, progress, now_ms)
-        count = 0
-        async with self._changing:
-            while task.state is TaskState.RUNNING and count < left:
-                messages = await self._read(task, progress, min(_READ_MESSAGES, left - count))
-                if messages:
-                    await self._append(task, messages)
-                    count += len(messages)
-                elif progress.at >= task.end:
-                    await self._end(task, TaskState.DONE)
-                    del self._progress[task.task_id]
-        progress.allowance -= count
+        """A turn of the task: piece by piece, and between two of them everybody else may act."""
+        progress = self._progress_of(task)
+        left, looked_at, count = _allowed(task, progress, self._clock.monotonic_ms()), 0, 0
+        while count < left and looked_at < _MOST_LOOKED_AT and task.state is TaskState.RUNNING:
+            async with self._changing:
+                size, done = await self._piece(task, progress, min(_READ_MESSAGES, left - count))
+            looked_at += size
+            count += done
+            await asyncio.sleep(0)
         return count
 
-    async def _read(self, task: Task, progress: _Progress, count: int) -> list[StoredMessage]:
-        """The next ones that are wanted, if there are some in the next piece of the topic."""
-        gone = self._gone(task.group)
-        found: list[StoredMessage] = []
+    async def _piece(self, task: Task, progress: _Progress, most: int) -> tuple[int, int]:
+        """(messages looked at, messages redriven). Where it raises, nothing has been dealt with."""
         queue = retry_message.dead_letter_queue(task.group)
         progress.at = max(progress.at, (await self._store.offsets(queue)).first)
-        if progress.at >= task.end:
-            return found
+        if task.state is TaskState.RUNNING and progress.at >= task.end:
+            await self._end(task, TaskState.DONE)
+            return 0, 0
+        wanted, at = await self._read(task, progress.at, most)
+        if task.state is not TaskState.RUNNING:
+            return 0, 0  # It was cancelled, or its group deleted, while this was read.
+        if wanted:
+            await self._append(task, wanted)
+        size, progress.at = at - progress.at, at
+        progress.allowance -= len(wanted)
+        return size, len(wanted)
+
+    async def _read(self, task: Task, begin: int, most: int) -> tuple[list[StoredMessage], int]:
+        """(those that are wanted in the next piece of the topic, where the piece ends)."""
+        queue, gone = retry_message.dead_letter_queue(task.group), self._gone(task.group)
+        count = most if task.wanted.is_everything else _READ_MESSAGES
         try:
-            messages = await self._store.read(queue, progress.at, max_messages=_READ_MESSAGES, max_bytes=_READ_BYTES)
+            messages = await self._store.read(queue, begin, max_messages=count, max_bytes=_READ_BYTES)
         except CorruptRecord as damage:
-            log.error("dead_letter_damaged", queue=str(queue), queue_offset=progress.at, reason=str(damage))
-            progress.at += 1
-            return found
+            log.error("dead_letter_damaged", queue=str(queue), queue_offset=begin, reason=str(damage))
+            return [], begin + 1
+        found: list[StoredMessage] = []
+        at = begin
         for message in messages:
-            if message.queue_offset >= task.end or len(found) == count:
+            if message.queue_offset >= task.end or len(found) == most:
                 break
-            progress.at = message.queue_offset + 1
+            at = message.queue_offset + 1
             if message.queue_offset not in gone and _is_wanted(task.wanted, message):
                 found.append(message)
-        return found
+        return found, at
 
     async def _append(self, task: Task, messages: list[StoredMessage]) -> None:
         generation = self._journal.table.group(task.group).generation
@@ -212,25 +251,33 @@ class DeadLetters:
 
     # --------------------------------------------------------------------------------------------------------- helpers
 
+    def _progress_of(self, task: Task) -> _Progress:
+        known = self._progress.get(task.task_id)
+        return _Progress(self._gone(task.group).prefix, self._clock.monotonic_ms()) if known is None else known
+
+    async def _bounds(self, group: str) -> OffsetRange:
+        return await self._store.offsets(retry_message.dead_letter_queue(group))
+
     def _gone(self, group: str) -> OffsetSet:
         return self._journal.table.group(group).dead_letters_gone
 
-    async def _messages(self, group: str, begin: int) -> AsyncIterator[StoredMessage]:
-        """Those that are in the list."""
+    async def _messages(self, group: str, begin: int, end: int | None = None) -> AsyncIterator[StoredMessage]:
+        """Those that are in the list, or in its part before `end`."""
         queue, gone = retry_message.dead_letter_queue(group), self._gone(group)
         try:
             bounds = await self._store.offsets(queue)
         except UnknownTopic:
             return
         at = max(begin, gone.prefix, bounds.first)
-        while at < bounds.end:
+        end = bounds.end if end is None else min(end, bounds.end)
+        while at < end:
             try:
                 messages = await self._store.read(queue, at, max_messages=_READ_MESSAGES, max_bytes=_READ_BYTES)
             except CorruptRecord as damage:
                 log.error("dead_letter_damaged", queue=str(queue), queue_offset=at, reason=str(damage))
                 messages = []
             for message in messages:
-                if message.queue_offset not in gone:
+                if message.queue_offset not in gone and message.queue_offset < end:
                     yield message
             at += max(1, len(messages))
             await asyncio.sleep(0)
@@ -238,11 +285,12 @@ class DeadLetters:
 
 def _allowed(task: Task, progress: _Progress, now_ms: int) -> int:
     """How many messages it may redrive now."""
-    if task.rate_per_second is None:
+    if task.max_per_second is None:
         progress.allowance = _MOST_IN_A_TURN
     else:
-        passed_ms = min(now_ms - progress.counted_ms, _BURST_MS)
-        progress.allowance += task.rate_per_second * passed_ms / 1_000
+        # However long it could not go on, it catches up with one burst.
+        earned = task.max_per_second * (now_ms - progress.counted_ms) / 1_000
+        progress.allowance = min(progress.allowance + earned, task.max_per_second * _BURST_MS / 1_000)
     progress.counted_ms = now_ms
     return min(_MOST_IN_A_TURN, int(progress.allowance))
 
@@ -254,7 +302,7 @@ def _is_wanted(wanted: Wanted, message: StoredMessage) -> bool:
         and (wanted.topic is None or retry_message.origin_of(message).queue.topic == wanted.topic)
         and (wanted.key is None or message.key == wanted.key)
         and (wanted.tag is None or message.tag == wanted.tag)
-        and (wanted.reason is None or wanted.reason in reason)
+        and (wanted.reason_contains is None or wanted.reason_contains in reason)
         and (wanted.from_ms is None or stored_ms >= wanted.from_ms)
         and (wanted.to_ms is None or stored_ms <= wanted.to_ms)
     )

@@ -179,7 +179,7 @@ class TaskBegun(LeaseEvent, frozen=True, tag="task_begun"):
     total: int
     begun_at_ms: int
     reset_attempts: bool = True
-    rate_per_second: int | None = None
+    max_per_second: int | None = None
     idempotency_key: str | None = None
     fingerprint: str | None = None
 

@@ -485,7 +485,7 @@ class LeaseTable:
         """Told once more, it changes nothing: the dead letters have gone."""
         task, gone = self.tasks.get(event.task_id), self.group(event.group).dead_letters_gone
         if task is not None and event.offsets[0] not in gone:
-            task.note(event.message_ids, "redriven")
+            task.note_done(event.message_ids)
 
     def dump(self, now: Moment) -> TableDump:
         return TableDump(

@@ -10,7 +10,6 @@ from enum import StrEnum
 import msgspec
 
 _ENDED_KEPT = 1_000
-RESULTS_KEPT = 1_000  # of one task
 
 
 class TaskState(StrEnum):
@@ -26,7 +25,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topic: str | None = None
     key: str | None = None
     tag: str | None = None
-    reason: str | None = None  # a part of it
+    reason_contains: str | None = None
     from_ms: int | None = None
     to_ms: int | None = None
 
@@ -39,7 +38,10 @@ _EVERYTHING = Wanted()
 
 
 class Task(msgspec.Struct, kw_only=True):
-    """`end`: dead letters from there on came later. `results`: (message id, what became of it), the first ones."""
+    """`end`: dead letters from there on came later. `total`: messages that it was to be about; `done`: those redriven.
+
+    Where they were named, these are numbers of names, and `done_ids` says which were done.
+    """
 
     task_id: str
     group: str
@@ -48,17 +50,42 @@ class Task(msgspec.Struct, kw_only=True):
     total: int
     begun_at_ms: int
     reset_attempts: bool
-    rate_per_second: int | None
+    max_per_second: int | None
     idempotency_key: str | None
     fingerprint: str | None
     state: TaskState = TaskState.RUNNING
-    redriven: int = 0
-    results: list[tuple[str, str]] = []
+    done: int = 0
+    done_ids: set[str] = msgspec.field(default_factory=set)
     ended_at_ms: int | None = None
 
-    def note(self, message_ids: list[str], what: str) -> None:
-        self.redriven += len(message_ids)
-        self.results += [(message_id, what) for message_id in message_ids[: RESULTS_KEPT - len(self.results)]]
+    def note_done(self, message_ids: list[str]) -> None:
+        if self.wanted.message_ids is None:
+            self.done += len(message_ids)
+        else:
+            self.done_ids.update(message_ids)
+            self.done = len(self.done_ids)
+
+    @property
+    def failed(self) -> int:
+        """Messages that it was to be about and that were no dead letters when their turn came; known at its end."""
+        return max(0, self.total - self.done) if self.state is TaskState.DONE else 0
+
+    @property
+    def failed_ids(self) -> list[str]:
+        """Of those, the ones that were named."""
+        if self.wanted.message_ids is None or self.state is not TaskState.DONE:
+            return []
+        return sorted(self.wanted.message_ids - self.done_ids)
+
+
+def eta_ms(task: Task, now_ms: int) -> int | None:
+    """How long a running task may still take, by its rate and its speed so far; None where nobody can say. `now_ms`: wall."""
+    left = max(0, task.total - task.done)
+    if task.state is not TaskState.RUNNING or not (left == 0 or task.done or task.max_per_second):
+        return None
+    by_rate = left * 1_000 / task.max_per_second if task.max_per_second else 0
+    by_speed = left * max(0, now_ms - task.begun_at_ms) / task.done if task.done else 0
+    return round(max(by_rate, by_speed))
 
 
 class Tasks:

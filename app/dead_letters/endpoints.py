@@ -11,10 +11,11 @@ from app.dead_letters.schemas import (
     ListDeadLettersQuery,
     PurgeResult,
     RedriveInput,
-    RedriveResult,
+    RedrivePreview,
 )
 from app.messages.schemas import MessageQuery
 from app.operations import IDEMPOTENCY_KEY, WRITING, answer, operation
+from app.tasks.schemas import Task
 
 router = APIRouter()
 
@@ -73,12 +74,12 @@ async def purge_dead_letters(group: Group, request: Request) -> Response:
         tag="dead_letters",
         body=RedriveInput,
         example={"select": "all", "dry_run": True},
-        answers={202: RedriveResult, 200: RedriveResult},
+        answers={202: Task, 200: RedrivePreview},
         answer_headers=["Location", "Idempotency-Replayed"],
         headers=[IDEMPOTENCY_KEY],
         problems=["group_not_found", "reserved_topic", "idempotency_key_reused", *WRITING],
     ),
 )
 async def redrive_dead_letters(group: Group, request: Request) -> Response:
-    """Hand dead letters to the group once more, and to no other. A task does it; with `dry_run` they are counted only."""
+    """Hand dead letters to the group once more, and to no other. A task does it, and is the answer; `dry_run` counts them."""
     return await answer(request, handlers.redrive, group)

@@ -12,7 +12,7 @@ from app.dead_letters.schemas import (
     ListDeadLettersQuery,
     PurgeResult,
     RedriveInput,
-    RedriveResult,
+    RedrivePreview,
 )
 from app.exchange import Call, Reply, reply
 from app.messages.pull import message_view
@@ -25,6 +25,7 @@ from delivery.dead_letters import Redrive
 from delivery.tasks import Wanted
 from storage.message import StoredMessage
 
+_OF_A_QUERY = ("topic", "key", "tag", "reason_contains", "from_", "to")
 _decoder = msgspec.json.Decoder(RedriveInput)
 
 
@@ -58,39 +59,45 @@ async def redrive(services: Services, call: Call, group: str) -> Reply:
     given = call.decode(_decoder)
     wanted = _wanted(given)
     if given.dry_run:
-        return reply(200, RedriveResult(dry_run=True, total=await services.delivery.dead_letters.count(group, wanted)))
+        found = await services.delivery.dead_letters.count(group, wanted)
+        total = found if wanted.message_ids is None else len(wanted.message_ids)
+        return reply(200, RedrivePreview(dry_run=True, total=total, failed=total - found or UNSET))
     request = Redrive(
         wanted=wanted,
         reset_attempts=given.reset_attempts,
-        rate_per_second=given.rate_per_second or None,
+        max_per_second=given.max_per_second or None,
         idempotency_key=call.idempotency_key,
         fingerprint=sha256(call.body).hexdigest(),
     )
     task, is_replay = await services.delivery.dead_letters.redrive(group, request)
     headers = {"Location": f"/v1/tasks/{task.task_id}"} | ({"Idempotency-Replayed": "true"} if is_replay else {})
-    return reply(202, RedriveResult(dry_run=False, total=task.total, task=task_view(task)), headers)
+    return reply(202, task_view(task, services.clock.wall_ms()), headers)
 
 
 def _wanted(given: RedriveInput) -> Wanted:
     """Raises Refusal."""
-    for field, goes_with in (("query", "query"), ("message_ids", "ids")):
-        is_given = getattr(given, field) is not UNSET
-        if is_given != (given.select == goes_with):
-            code, verb = ("not_allowed", "goes") if is_given else ("missing", "is needed")
-            raise invalid_field(f"/{field}", code, f"{field} {verb} with select={goes_with}")
-    if given.message_ids is not UNSET:
+    for field in _OF_A_QUERY:
+        if given.select != "query" and getattr(given, field) is not UNSET:
+            name = field.rstrip("_")
+            raise invalid_field(f"/{name}", "not_allowed", f"{name} goes with select=query, not with select={given.select}")
+    if given.select != "ids" and given.message_ids is not UNSET:
+        raise invalid_field("/message_ids", "not_allowed", f"message_ids goes with select=ids, not with select={given.select}")
+    if given.select == "ids":
+        if given.message_ids is UNSET:
+            raise invalid_field("/message_ids", "missing", "select=ids needs message_ids")
         return Wanted(message_ids=frozenset(given.message_ids))
-    if given.query is UNSET:
-        return Wanted()
-    query = given.query
-    return Wanted(
-        topic=query.topic or None,
-        key=query.key or None,
-        tag=query.tag or None,
-        reason=query.reason or None,
-        from_ms=None if query.from_ is UNSET else codec.parse_time(query.from_, "/query/from"),
-        to_ms=None if query.to is UNSET else codec.parse_time(query.to, "/query/to"),
+    wanted = Wanted(
+        topic=given.topic or None,
+        key=given.key or None,
+        tag=given.tag or None,
+        reason_contains=given.reason_contains or None,
+        from_ms=None if given.from_ is UNSET else codec.parse_time(given.from_, "/from"),
+        to_ms=None if given.to is UNSET else codec.parse_time(given.to, "/to"),
     )
+    if given.select == "query" and wanted.is_everything:
+        fields = ", ".join(field.rstrip("_") for field in _OF_A_QUERY)
+        raise invalid_field("/select", "missing", f"select=query needs at least one of {fields}; select=all takes every one")
+    return wanted
 
 
 def _view(message: StoredMessage, form: PayloadForm) -> DeadLetter:

@@ -7,16 +7,16 @@ from app.exchange import Call, Reply, reply
 from app.problems import invalid_field
 from app.registry.topics import check_name
 from app.services import Services
-from app.tasks.schemas import ListTasksQuery, Task, TaskPage, TaskResult
+from app.tasks.schemas import ListTasksQuery, Task, TaskFailure, TaskPage
 from delivery import tasks as delivery
 
 
 async def get(services: Services, _: Call, task_id: str) -> Reply:
-    return reply(200, view(services.delivery.dead_letters.task(task_id)))
+    return reply(200, view(services.delivery.dead_letters.task(task_id), services.clock.wall_ms()))
 
 
 async def cancel(services: Services, _: Call, task_id: str) -> Reply:
-    return reply(200, view(await services.delivery.dead_letters.cancel(task_id)))
+    return reply(200, view(await services.delivery.dead_letters.cancel(task_id), services.clock.wall_ms()))
 
 
 async def list_(services: Services, call: Call) -> Reply:
@@ -30,27 +30,27 @@ async def list_(services: Services, call: Call) -> Reply:
         for task in services.delivery.table.tasks
         if task.task_id > after and task.state in states and query.group in (UNSET, task.group)
     ]
-    page = TaskPage(items=[view(task) for task in found[: query.page_size]])
+    now_ms = services.clock.wall_ms()
+    page = TaskPage(items=[view(task, now_ms) for task in found[: query.page_size]])
     if len(found) > query.page_size:
         page.next_page_token = pages.encode_token("tasks", page.items[-1].task_id)
     return reply(200, page)
 
 
-def view(task: delivery.Task) -> Task:
-    results = [TaskResult(message_id=message_id, result=what) for message_id, what in task.results]
-    if task.wanted.message_ids is not None and task.state is delivery.TaskState.DONE:
-        missing = task.wanted.message_ids - {message_id for message_id, _ in task.results}
-        results += [TaskResult(message_id=message_id, result="not_found") for message_id in sorted(missing)]
-    shown = results[: delivery.RESULTS_KEPT]
+def view(task: delivery.Task, now_ms: int) -> Task:
+    failures = [TaskFailure(message_id=message_id, code="message_not_found") for message_id in task.failed_ids]
+    eta_ms = delivery.eta_ms(task, now_ms)
     return Task(
         task_id=task.task_id,
         kind="redrive",
         group=task.group,
         state=task.state.value,
         total=task.total,
-        succeeded=task.redriven,
-        results=shown,
-        omitted=len(results) - len(shown) + task.redriven - len(task.results),
+        done=task.done,
+        failed=task.failed,
+        failures=failures,
+        failures_omitted=task.failed - len(failures),
+        eta_ms=UNSET if eta_ms is None else eta_ms,
         created_at=codec.rfc3339(task.begun_at_ms),
         ended_at=UNSET if task.ended_at_ms is None else codec.rfc3339(task.ended_at_ms),
     )

@@ -9,11 +9,11 @@ from app.messages.schemas import Timestamp
 from app.pages import DEFAULT_PAGE_SIZE, PageSize, PageToken
 
 
-class TaskResult(msgspec.Struct, kw_only=True, gc=False):
-    """What became of one message."""
+class TaskFailure(msgspec.Struct, kw_only=True, gc=False):
+    """A message that could not be dealt with, and why."""
 
     message_id: str
-    result: Annotated[str, Meta(description="redriven, or not_found: no dead letter of this id was there.")]
+    code: Annotated[str, Meta(description="message_not_found: no dead letter of this id was there.")]
 
 
 class Task(msgspec.Struct, kw_only=True):
@@ -23,10 +23,15 @@ class Task(msgspec.Struct, kw_only=True):
     kind: Annotated[str, Meta(description="redrive.")]
     group: str
     state: Annotated[str, Meta(description="running, done or cancelled.")]
-    total: Annotated[int, Meta(description="Messages that were to be done when it began.")]
-    succeeded: int
-    results: Annotated[list[TaskResult], Meta(description="Message by message, the first 1,000.")]
-    omitted: Annotated[int, Meta(description="Results that are not among `results`.")]
+    total: Annotated[int, Meta(description="Messages that were to be dealt with when it began; by id, the ids.")]
+    done: Annotated[int, Meta(description="Those that were.")]
+    failed: Annotated[int, Meta(description="Those that could not be; known when the task is done.")]
+    failures: Annotated[list[TaskFailure], Meta(description="Those of them that were asked for by id.")]
+    failures_omitted: Annotated[int, Meta(description="Those that are not among `failures`: they were no longer there.")]
+    eta_ms: (
+        Annotated[int, Meta(description="While it runs: how long the rest may take; absent until that can be said.")]
+        | UnsetType
+    ) = UNSET
     created_at: Timestamp
     ended_at: Timestamp | UnsetType = UNSET
 

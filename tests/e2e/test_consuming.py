@@ -49,6 +49,11 @@ def payloads(messages: list[dict[str, Any]]) -> list[str]:
     return [message["payload"] for message in messages]
 
 
+def ended(api: httpx.Client, task_id: str) -> dict[str, Any] | None:
+    task: dict[str, Any] = ok(api.get(f"/v1/tasks/{task_id}"))
+    return None if task["state"] == "running" else task
+
+
 @pytest.fixture
 def group(api, topic) -> Group:
     return Group(api, topic)
@@ -151,13 +156,59 @@ def test_a_message_that_is_refused_too_often_is_a_dead_letter_and_can_be_redrive
     (dead,) = ok(api.get(f"{group.path}/dead-letters"))["items"]
     assert (dead["origin_topic"], dead["reason"], dead["attempts"]) == (topic, "db still down", 2)
     assert (dead["message"]["message_id"], dead["message"]["payload"], dead["message"]["key"]) == (message_id, "a", "8812")
-    begun = ok(api.post(f"{group.path}/dead-letters/redrive", json={"select": "all"}), 202)
+    begun = api.post(f"{group.path}/dead-letters/redrive", json={"select": "all", "max_per_second": 50})
+    assert ok(begun, 202)["total"] == 1
+    assert begun.headers["location"] == f"/v1/tasks/{begun.json()['task_id']}"
     (redriven,) = group.receive(wait_ms=LONG_MS)
     assert (redriven["message_id"], redriven["attempt"], redriven["topic"]) == (message_id, 1, topic)
-    task = until(lambda: ok(api.get(f"/v1/tasks/{begun['task']['task_id']}")), "the task is known")
-    assert task["succeeded"] == 1
+    task = until(lambda: ended(api, begun.json()["task_id"]), "the task has ended")
+    assert (task["kind"], task["group"], task["state"]) == ("redrive", group.name, "done")
+    assert (task["total"], task["done"], task["failed"], task["failures"], task["failures_omitted"]) == (1, 1, 0, [], 0)
+    assert {"task_id", "created_at", "ended_at"} < task.keys()
+    assert "eta_ms" not in task
     assert ok(api.get(f"{group.path}/dead-letters"))["items"] == []
     assert ok(api.get(f"/v1/messages/{message_id}"))["topic"] == topic
+
+
+def test_a_redrive_by_id_names_the_ids_that_it_did_not_find_and_one_that_runs_says_how_long_it_takes(api, topic):
+    group = Group(api, topic)
+    sent = group.send("a", "b")
+    group.settle("dead-letter", *group.receive(), reason="db down")
+    path = f"{group.path}/dead-letters/redrive"
+    by_id = {"select": "ids", "message_ids": [sent[0], "msg_nobody"]}
+
+    assert ok(api.post(path, json=by_id | {"dry_run": True})) == {"dry_run": True, "total": 2, "failed": 1}
+    task_id = ok(api.post(path, json=by_id), 202)["task_id"]
+    task = until(lambda: ended(api, task_id), "the task has ended")
+    assert (task["total"], task["done"], task["failed"], task["failures_omitted"]) == (2, 1, 1, 0)
+    assert task["failures"] == [{"message_id": "msg_nobody", "code": "message_not_found"}]
+    slow = {"select": "query", "reason_contains": "down", "from": "2020-01-01T00:00:00.000Z", "max_per_second": 1}
+    assert ok(api.post(path, json=slow | {"dry_run": True})) == {"dry_run": True, "total": 1}
+    running = ok(api.post(path, json=slow), 202)
+    assert (running["state"], running["total"], running["done"]) == ("running", 1, 0)
+    assert 0 < running["eta_ms"] <= 1_000
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({}, "/select"),
+        ({"select": "some"}, "/select"),
+        ({"select": "query"}, "/select"),
+        ({"select": "query", "message_ids": ["msg_1"], "tag": "x"}, "/message_ids"),
+        ({"select": "ids"}, "/message_ids"),
+        ({"select": "ids", "message_ids": ["msg_1"], "reason_contains": "x"}, "/reason_contains"),
+        ({"select": "all", "topic": "orders"}, "/topic"),
+        ({"select": "all", "from": "2026-01-01T00:00:00.000Z"}, "/from"),
+        ({"select": "query", "from": "yesterday"}, "/from"),
+        ({"select": "query", "query": {"topic": "orders"}}, "/query"),
+        ({"select": "all", "max_per_second": 0}, "/max_per_second"),
+    ],
+)
+def test_a_redrive_says_which_fields_go_with_which_selection(api, topic, body, pointer):
+    group = Group(api, topic)
+
+    assert_problem(api.post(f"{group.path}/dead-letters/redrive", json=body), 422, "validation_failed", pointer)
 
 
 def test_a_reset_says_before_what_it_would_do_and_then_does_it(api, topic, group):
