@@ -192,9 +192,7 @@ class Wiring:
             on_settled=self._metrics.note_cron,
         )
         sent_keys = SentKeys(store, clock)
-        requests = Requests(
-            store, clock, identifiers, settings.request, ack_beside=lambda handle, make: delivery.ack_beside(handle, make)
-        )
+        requests = Requests(store, clock, identifiers, settings.request, ack_beside=lambda *asked: delivery.ack_beside(*asked))
         delivery = Delivery(
             store,
             clock,

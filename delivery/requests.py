@@ -56,7 +56,7 @@ _READ_BYTES = 4 << 20
 _TIMED_OUT_TOGETHER = 100
 _MOST_EVENTS = 8  # that one request has: opened, timed out, replied late
 
-AckBeside = Callable[[str, Callable[[bool], Sequence[Message]]], Awaitable[list[Appended]]]
+AckBeside = Callable[[str, str, Callable[[bool], Sequence[Message]]], Awaitable[list[Appended]]]
 
 
 class RepeatableKey(NamedTuple):
@@ -89,8 +89,8 @@ class Requests:
     def __init__(
         self, store: MessageStore, clock: Clock, identifiers: Identifiers, options: RequestOptions, *, ack_beside: AckBeside
     ) -> None:
-        """`ack_beside(handle, make)`: append what `make` makes and, in the same unit, the acknowledgement of the handle's
-        message; `make` is told whether that is still lent.
+        """`ack_beside(handle, message_id, make)`: append what `make` makes and, in the same unit, the acknowledgement of this
+        message; `make` is told whether it is still lent under the handle.
         """
         self._store = store
         self._clock = clock
@@ -101,6 +101,7 @@ class Requests:
         self._turns = Turns()
         self._watchers = Watchers()
         self._under_way: set[str] = set()  # keys whose request is being stored
+        self._unstored: set[str] = set()  # requests that are known before they are in the log
         self._applied = AppliedPrefix()
         self._kept_end = 0
         self._is_stopping = False
@@ -139,7 +140,8 @@ class Requests:
         end = self._applied.end
         if not isinstance(self._store, Snapshots) or end == self._kept_end:
             return False
-        dump = _Dump(list(self.table), self.table.cancelled, self.table.has_forgotten)
+        stored = [request for request in self.table if request.request_id not in self._unstored]
+        dump = _Dump(stored, self.table.cancelled, self.table.has_forgotten)
         await self._store.save_snapshot(SNAPSHOT, Snapshot(msgspec.msgpack.encode(dump), {REQUEST_QUEUE: end}))
         self._kept_end = end
         return True
@@ -264,11 +266,14 @@ class Requests:
         async with self._turns.of(request_id):
             # Known before it is stored: a consumer may reply before the one who asks has been answered.
             self.table.add(request)
+            self._unstored.add(request_id)
             try:
                 appended = await self._store.append([asking, event_message(opened)], durability=durability)
             except BaseException:
                 self.table.remove(request_id)
                 raise
+            finally:
+                self._unstored.discard(request_id)
             self._count(appended)
         return request
 
@@ -326,7 +331,7 @@ class Requests:
             if handle is None:
                 appended = await self._append(make(False), from_reserve=False)
             else:
-                appended = await self._ack_beside(handle, make)
+                appended = await self._ack_beside(handle, request.opened.message_id, make)
             self._count(appended)
             event = msgspec.structs.replace(event, from_offset=appended[0].queue_offset)
             for one in [*first, event]:

@@ -113,11 +113,11 @@ class Delivery:
         """Which of the messages are done with: all but those whose lease has ended. Durable on return."""
         return await self._settling.ack(group, handles)
 
-    async def ack_beside(self, handle: str, make: Callable[[bool], Sequence[Message]]) -> list[Appended]:
-        """Append messages and, in the same unit, the acknowledgement of the handle's message, in whatever group; `make` is told
-        whether that is still lent, or done with already. Durable on return.
+    async def ack_beside(self, handle: str, message_id: str, make: Callable[[bool], Sequence[Message]]) -> list[Appended]:
+        """Append messages and, in the same unit, the acknowledgement of this message, in whatever group the handle lends
+        it; `make` is told whether the handle is this message's, and that still lent or done with already. Durable on return.
         """
-        return await self._settling.ack_beside(handle, make)
+        return await self._settling.ack_beside(handle, message_id, make)
 
     async def nack(self, group: str, rules: GroupRules, refused: Sequence[Refused]) -> list[MessagingError | None]:
         """Hand the messages out again, after a wait; why an entry was refused. Durable on return."""

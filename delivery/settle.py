@@ -33,7 +33,16 @@ from delivery.slots import State
 from delivery.taking import Taken
 from delivery.waiters import Waiters
 from scheduler import scheduled_message
-from storage.errors import CorruptRecord, LeaseExpired, MessagingError, OffsetExpired, StorageFull, UnavailableError
+from storage.errors import (
+    CorruptRecord,
+    LeaseExpired,
+    MessagingError,
+    OffsetExpired,
+    OffsetOutOfRange,
+    StorageFull,
+    UnavailableError,
+    UnknownTopic,
+)
 from storage.message import Appended, Durability, Message, StoredMessage
 
 _ACKED_KEPT = 20_000  # handles, so that an acknowledgement whose answer was lost may be sent again
@@ -120,11 +129,14 @@ class Settling:
                 self._waiters.wake(group)  # a key is free
         return accepted
 
-    async def ack_beside(self, handle: str, make: Callable[[bool], Sequence[Message]]) -> list[Appended]:
-        """Append messages and, in the same unit, the acknowledgement of the handle's message, in whatever group; `make` is told
-        whether that is still lent, or done with already. Durable on return. Raises what `append` raises.
+    async def ack_beside(self, handle: str, message_id: str, make: Callable[[bool], Sequence[Message]]) -> list[Appended]:
+        """Append messages and, in the same unit, the acknowledgement of this message, in whatever group the handle lends it.
+
+        `make` is told whether the handle is this message's, and that still lent or done with already. Durable on return. Raises
+        what `append` raises.
         """
-        for leases in self._journal.table:
+        is_its_own = await self._names(handle, message_id)
+        for leases in self._journal.table if is_its_own else ():
             found = self._find(leases, handle)
             if found is None or not found[0].slots.is_leased(found[1], found[2], self._clock.monotonic_ms()):
                 continue
@@ -140,7 +152,18 @@ class Settling:
             if queue.order is not None and queue.has_open:
                 self._waiters.wake(leases.group)  # a key is free
             return appended
-        return await self._journal.append(make(handle in self._acked), [], Durability.SYNCED)
+        return await self._journal.append(make(is_its_own and handle in self._acked), [], Durability.SYNCED)
+
+    async def _names(self, handle: str, message_id: str) -> bool:
+        """Is it this message that lies where the handle says?"""
+        found = next((found for leases in self._journal.table if (found := self._find(leases, handle)) is not None), None)
+        if found is None:
+            return False
+        try:
+            messages = await self._store.read(found[0].queue, found[1], max_messages=1, max_bytes=1)
+        except (OffsetOutOfRange, UnknownTopic, CorruptRecord):
+            return False
+        return any(message.message_id == message_id for message in messages)
 
     def _keep_acked(self, handles: Iterable[str]) -> None:
         for handle in handles:

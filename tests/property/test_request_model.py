@@ -247,7 +247,7 @@ class RequestMachine(RuleBasedStateMachine):
             self.world.clock,
             identifiers,
             RequestOptions(closed_kept=self.closed_kept),
-            ack_beside=lambda handle, make: self.delivery.ack_beside(handle, make),
+            ack_beside=lambda handle, message_id, make: self.delivery.ack_beside(handle, message_id, make),
         )
         self.delivery = Delivery(
             self.store,

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from delivery import receipt
 from delivery.groups import GroupRules, Subscription
 from delivery.options import RequestOptions
 from delivery.receive import HandedOut
@@ -55,7 +56,7 @@ class House:
             self.clock,
             identifiers,
             self.options,
-            ack_beside=lambda handle, make: self.delivery.ack_beside(handle, make),
+            ack_beside=lambda handle, message_id, make: self.delivery.ack_beside(handle, message_id, make),
         )
         self.delivery = Delivery(
             self.store,
@@ -190,6 +191,29 @@ async def test_a_reply_without_a_lease_is_stored_all_the_same_and_says_so(house,
     assert (outcome.request.state, outcome.request.reply.settled) == (RequestState.REPLIED, False)
     house.clock.advance(LEASE_OVER_MS)
     assert len(await house.receive()) == 1, "its message comes again"
+
+
+@pytest.mark.parametrize("is_acked", [False, True])
+async def test_the_handle_of_another_message_settles_neither(house, is_acked):
+    request, other = await house.ask(timeout_ms=60_000), await house.ask(timeout_ms=60_000)
+    handles = {asked_by(one.message).request_id: one.handle for one in await house.receive()}
+    if is_acked:
+        await house.delivery.ack("workers", [handles[other.request_id]])
+
+    outcome = await house.reply(request.request_id, handle=handles[other.request_id])
+
+    assert (outcome.request.state, outcome.request.reply.settled) == (RequestState.REPLIED, False)
+    house.clock.advance(LEASE_OVER_MS)
+    again = [asked_by(one.message).request_id for one in await house.receive()]
+    assert again == ([request.request_id] if is_acked else [request.request_id, other.request_id])
+
+
+async def test_a_handle_behind_the_end_of_its_queue_settles_nothing(house):
+    request = await house.ask()
+    await house.receive()
+    (made_up,) = receipt.encode([(receipt.queue_hash(QUOTES), 1)], 7)
+
+    assert not (await house.reply(request.request_id, handle=made_up)).request.reply.settled
 
 
 async def test_the_lease_of_another_group_is_settled_there(house):
@@ -415,6 +439,29 @@ async def test_a_restart_gives_everything_back(house, with_snapshot):
     assert [asked_by(one.message).request_id for one in await house.receive()] == [ids[0], ids[2], ids[3]]
     house.clock.advance(1_000)
     assert await house.requests.run_once() == 1
+
+
+async def test_a_snapshot_holds_no_request_that_is_not_stored_yet(house):
+    await house.ask()
+    append, key = house.store.append, repeatable("k")
+    is_appending, never = asyncio.Event(), asyncio.Event()
+
+    async def takes_for_ever(messages: Any, **options: Any) -> Any:
+        is_appending.set()
+        await never.wait()
+
+    house.store.append = takes_for_ever
+    asking = asyncio.ensure_future(house.outcome(key=key))
+    await is_appending.wait()
+    assert await house.requests.save_snapshot()
+    asking.cancel()
+    house.store.append = append
+    await house.open()  # as after a crash
+
+    outcome = await house.outcome(key=key)
+
+    assert not outcome.replayed
+    assert (await house.store.offsets(QUOTES)).end == 2
 
 
 async def test_a_start_replays_only_what_came_after_the_snapshot(house):
