@@ -6,16 +6,19 @@ from msgspec import UNSET
 
 from app import codec, pages
 from app.exchange import Call, Reply, reply
-from app.messages.pull import message_view
+from app.messages.pull import message_view, offset_by_time
 from app.messages.schemas import FoundPage, MessageQuery, QueryMessagesQuery, Trace, TraceEvent
 from app.problems import Refusal
 from app.services import Services
+from delivery.lease_events import LEASE_QUEUE
+from delivery.trace import tell
 from storage.errors import CorruptRecord, InvalidRequest, NotSupportedByEngine
 from storage.formats import properties
 from storage.message import StoredMessage
 from storage.store import LAST_MS, KeyLookup
 
 _RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
+_MOST_EVENTS = 20_000  # of leases that a trace looks through; reading one takes some 50 µs
 _BYTES = "application/octet-stream"
 
 
@@ -45,6 +48,7 @@ async def get_payload(services: Services, call: Call, message_id: str) -> Reply:
 
 
 async def trace(services: Services, _: Call, message_id: str) -> Reply:
+    """Born, stored, queued, indexed; and what happened under leases since, as far as that is looked through."""
     message = await _find(services, message_id)
     at = codec.rfc3339(message.stored_at_ms)
     log_offset = UNSET if message.log_offset is None else message.log_offset
@@ -52,8 +56,22 @@ async def trace(services: Services, _: Call, message_id: str) -> Reply:
         TraceEvent(at=codec.rfc3339(message.born_at_ms), event="born"),
         TraceEvent(at=at, event="stored", log_offset=log_offset),
         TraceEvent(at=at, event="queued", queue_id=message.queue.number, queue_offset=message.queue_offset),
+        TraceEvent(event="indexed"),  # It was found by its id.
     ]
-    return reply(200, Trace(message_id=message.message_id, topic=message.queue.topic, items=items))
+    begin = (await offset_by_time(services.store, LEASE_QUEUE, message.stored_at_ms))[0]
+    told = await tell(services.store, message, begin=begin, most_events=_MOST_EVENTS)
+    items += [
+        TraceEvent(
+            at=codec.rfc3339(one.at_ms),
+            event=one.event,
+            group=one.group,
+            attempt=UNSET if one.attempt is None else one.attempt,
+            worker=UNSET if one.worker is None else one.worker,
+        )
+        for one in told.happened
+    ]
+    told_until = UNSET if told.until_ms is None else codec.rfc3339(told.until_ms)
+    return reply(200, Trace(message_id=message.message_id, topic=message.queue.topic, items=items, told_until=told_until))
 
 
 async def query(services: Services, call: Call) -> Reply:

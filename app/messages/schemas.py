@@ -175,13 +175,22 @@ class FoundPage(msgspec.Struct, kw_only=True):
 
 
 class TraceEvent(msgspec.Struct, kw_only=True):
-    """Something that happened to a message."""
+    """Something that happened to a message; from `leased` on it happened in a group."""
 
-    at: Timestamp
-    event: Annotated[str, Meta(description="born, stored, queued.")]
+    at: Timestamp | UnsetType = UNSET
+    event: Annotated[
+        str,
+        Meta(
+            description="born, stored, queued, indexed, leased, extended, acked, nacked, expired, dead_lettered, discarded, "
+            "redriven or reset."
+        ),
+    ]
     log_offset: Offset | UnsetType = UNSET
     queue_id: int | UnsetType = UNSET
     queue_offset: Offset | UnsetType = UNSET
+    group: str | UnsetType = UNSET
+    attempt: Annotated[int, Meta(description="Of a lease.")] | UnsetType = UNSET
+    worker: Annotated[str, Meta(description="Of a lease: who took it, where that was said.")] | UnsetType = UNSET
 
 
 class Trace(msgspec.Struct, kw_only=True):
@@ -190,6 +199,9 @@ class Trace(msgspec.Struct, kw_only=True):
     message_id: str
     topic: str
     items: list[TraceEvent]
+    told_until: (
+        Annotated[Timestamp, Meta(description="So much happened since that it was not looked through beyond.")] | UnsetType
+    ) = UNSET
 
 
 class PullQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, rename={"from_": "from"}):

@@ -281,7 +281,7 @@ def look_up(generated: Generated) -> None:
     message = generated.call("getMessage", receipt.message_id, status=200)
     assert message.payload == '{"order_id":8812,"total":"19.90"}'
     assert generated.call("queryMessages", topic=topic, key="8812", from_=message.stored_at, status=200).items == [message]
-    assert generated.call("getMessageTrace", receipt.message_id, status=200).items[-1].event == "queued"
+    assert generated.call("getMessageTrace", receipt.message_id, status=200).items[-1].event == "indexed"
     generated.call("getMessagePayload", receipt.message_id, status=200)
     generated.call("getMessagePayload", receipt.message_id, range_="bytes=0-3", status=206)
     assert generated.call("getMessage", "msg_nobody", status=404).code == "message_not_found"

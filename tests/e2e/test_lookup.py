@@ -157,9 +157,25 @@ def test_a_trace_says_what_happened_in_order(api, topic):
     trace = ok(api.get(f"/v1/messages/{receipt['message_id']}/trace"))
 
     assert (trace["message_id"], trace["topic"]) == (receipt["message_id"], topic)
-    assert [item["event"] for item in trace["items"]] == ["born", "stored", "queued"]
+    assert [item["event"] for item in trace["items"]] == ["born", "stored", "queued", "indexed"]
     assert trace["items"][1]["log_offset"] == receipt["log_offset"]
     assert (trace["items"][2]["queue_id"], trace["items"][2]["queue_offset"]) == (0, 0)
+
+
+def test_a_trace_says_who_had_the_message_and_what_became_of_it(api, topic):
+    message_id = send(api, topic, payload="x")
+    group = f"traced-{topic}"
+    ok(api.put(f"/v1/groups/{group}", json={"topics": [{"topic": topic}]}), 201)
+    (lent,) = ok(api.post(f"/v1/groups/{group}/receive", json={"worker": "billing-7f"}))["messages"]
+    ok(api.post(f"/v1/groups/{group}/ack", json={"entries": [{"receipt_handle": lent["receipt_handle"]}]}))
+
+    trace = ok(api.get(f"/v1/messages/{message_id}/trace"))
+
+    leased, acked = trace["items"][4:]
+    assert "told_until" not in trace
+    assert (leased.pop("at"), acked.pop("at")) > ("2020", "2020")
+    assert leased == {"event": "leased", "group": group, "attempt": 1, "worker": "billing-7f"}
+    assert acked == {"event": "acked", "group": group}
 
 
 def test_everything_is_found_after_kill_9_and_after_the_index_is_gone(tmp_path):

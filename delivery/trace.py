@@ -1,0 +1,115 @@
+"""What happened to one message under leases, from the lease events in the log.
+
+They name messages by their places and are indexed by nothing, so that receiving and settling cost no more for it: whoever asks
+has them looked through, from where the message was stored on, as far as the caller allows.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from delivery import lease_events as events
+from delivery import retry_message
+from delivery.lease_events import LEASE_QUEUE, AnyLeaseEvent, read_event
+from storage.message import QueueId, StoredMessage
+from storage.store import KeyLookup, MessageStore
+
+_READ_MESSAGES = 128
+_READ_BYTES = 4 << 20
+_MOST_COPIES = 1_000
+_ACT = {
+    events.Leased: "leased",
+    events.Acked: "acked",
+    events.Extended: "extended",
+    events.Expired: "expired",
+    events.Returned: "nacked",
+    events.Retried: "nacked",
+    events.DeadLettered: "dead_lettered",
+    events.Discarded: "discarded",
+    events.Redriven: "redriven",
+    events.Reset: "reset",
+}
+
+
+class Happened(NamedTuple):
+    """`event`: a word of `_ACT`. `attempt`, `worker`: of a lease."""
+
+    at_ms: int
+    event: str
+    group: str
+    attempt: int | None = None
+    worker: str | None = None
+
+
+class Told(NamedTuple):
+    """`until_ms`: what came later was not looked at; None where there is nothing more."""
+
+    happened: list[Happened]
+    until_ms: int | None
+
+
+async def tell(store: MessageStore, message: StoredMessage, *, begin: int, most_events: int) -> Told:
+    """What the lease events from the offset `begin` on say of the message in its queue, and of its retries; oldest first.
+
+    Raises CorruptRecord, OffsetExpired.
+    """
+    places = {message.queue: {message.queue_offset}}
+    names = {message.queue.topic.encode(), message.message_id.encode()}
+    found: list[Happened] = []
+    at, at_ms, end = begin, message.stored_at_ms, begin + most_events
+    while at < end:
+        pieces = await store.read(LEASE_QUEUE, at, max_messages=min(_READ_MESSAGES, end - at), max_bytes=_READ_BYTES)
+        if not pieces:
+            return Told(found, None)
+        for piece in pieces:
+            if not any(name in piece.body for name in names):
+                continue
+            event = read_event(piece)
+            if not _is_about(event, message, places, {one.group for one in found}):
+                continue
+            found.append(_happened(event, piece.stored_at_ms, places))
+            if isinstance(event, events.Retried | events.Redriven) and isinstance(store, KeyLookup):
+                retries = retry_message.retry_queue(event.group)
+                if retries not in places:
+                    names.add(retries.topic.encode())
+                    copies = await store.find_messages(
+                        message.message_id, topics=[retries.topic], by_id=True, max_messages=_MOST_COPIES
+                    )
+                    places[retries] = {copy.queue_offset for copy in copies}
+        at, at_ms = at + len(pieces), pieces[-1].stored_at_ms
+        await asyncio.sleep(0)
+    is_over = at >= (await store.offsets(LEASE_QUEUE)).end
+    return Told(found, None if is_over else at_ms)
+
+
+_Places = dict[QueueId, set[int]]
+
+
+def _is_about(event: AnyLeaseEvent, message: StoredMessage, places: _Places, groups: set[str]) -> bool:
+    """`groups`: those that have had the message."""
+    if isinstance(event, events.Redriven):
+        return message.message_id in event.message_ids
+    if isinstance(event, events.Reset):
+        return event.group in groups and any(one.queue_id == message.queue for one in event.positions)
+    return any(True for _ in _runs_about(event, places))
+
+
+def _runs_about(event: AnyLeaseEvent, places: _Places) -> Iterator[events.LeasedRun | events.Run | None]:
+    if isinstance(
+        event, events.Leased | events.Acked | events.Expired | events.Retried | events.DeadLettered | events.Discarded
+    ):
+        for run in event.runs:
+            if any(run.first <= offset < run.first + run.count for offset in places.get(run.queue_id, ())):
+                yield run
+    elif isinstance(event, events.Returned | events.Extended):
+        for one in event.messages:
+            if one.offset in places.get(one.queue_id, ()):
+                yield None
+
+
+def _happened(event: AnyLeaseEvent, at_ms: int, places: _Places) -> Happened:
+    attempt = worker = None
+    if isinstance(event, events.Leased):
+        worker = event.worker
+        attempt = next(run.attempt for run in _runs_about(event, places) if isinstance(run, events.LeasedRun))
+    return Happened(at_ms, _ACT[type(event)], event.group, attempt, worker)
