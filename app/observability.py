@@ -116,6 +116,10 @@ class Metrics:
             self.delivered.inc()
             self.lateness.observe(one / 1000)
 
+    def note_decided(self, state: str, by: str) -> None:
+        """A transaction was decided, by whoever it was."""
+        self.decided.labels(state, by).inc()
+
     def note_cron(self, event: str, late_ms: int) -> None:
         """An occurrence of a cron schedule was settled so late."""
         self.cron.labels(event).inc()

@@ -181,7 +181,9 @@ class Wiring:
         topics = Topics(database, store, clock, creates_on_use=settings.dev)
         producer_groups = ProducerGroups(database, clock, Vault(settings.webhook.encryption_keys))
         consumer_groups = ConsumerGroups(database, clock)
-        transactions = TransactionCoordinator(store, clock, identifiers, settings.txn, put_off=put_off)
+        transactions = TransactionCoordinator(
+            store, clock, identifiers, settings.txn, put_off=put_off, on_decided=self._metrics.note_decided
+        )
         schedules = ScheduleService(store, clock, settings.schedule, on_delivered=self._metrics.note_delivered)
         cron = CronService(
             store,

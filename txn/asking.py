@@ -1,14 +1,13 @@
 """Asking producers about undecided transactions: the sweep that opens checks, what an answer does, holding and resuming."""
 
 import asyncio
-from collections import deque
 
 import structlog
 
 from storage.errors import CheckNotOpen, StorageError, UnavailableError
 from storage.message import Durability
 from txn.checkback_plan import HoldReason, OnExhausted, Plan, Step, plan_check
-from txn.half_message import AnsweredUnknown, CheckFailed, Held, Resumed
+from txn.half_message import AnsweredUnknown, CheckAnswer, CheckFailed, Held, Resumed
 from txn.journal import Journal
 from txn.open_checks import LeasedCheck, parse_check_id
 from txn.pending import Transaction
@@ -19,6 +18,7 @@ log = structlog.get_logger()
 
 _RETRY_MS = 60_000  # one that was set aside is looked at again
 _SLICE = 2_000  # transactions looked at in one turn of the loop
+_TOGETHER = 500  # transactions whose checks are ended at once: one sync serves them all
 
 
 class Asking:
@@ -31,10 +31,13 @@ class Asking:
         self._clock = journal.clock
         self._turns = turns
         self._is_stopping = False
+        self._started_ms = 0
+        self._exhausted: dict[str, Transaction] = {}  # found by whoever looked, ended by the sweep
         self._set_aside: dict[str, str] = {}  # transaction id to why its checks cannot be ended
 
     def reopen(self) -> None:
         """After a start: what was being asked is asked again, under the same id."""
+        self._started_ms = self._clock.wall_ms()
         for transaction in self._table:
             if transaction.state is TxnState.PREPARED and transaction.asked_at_ms is not None:
                 self._checks.offer(transaction)
@@ -46,31 +49,30 @@ class Asking:
 
     async def sweep(self, now_ms: int) -> int:
         """Offer the checks that are due, end what is exhausted; how many transactions it acted on."""
-        acted = self._checks.return_expired()
-        exhausted: deque[tuple[Transaction, HoldReason]] = deque()
-        try:
-            for number, transaction in enumerate(self._table.take_due(now_ms), 1):
-                plan = self._plan(transaction, now_ms)
-                if plan.step is Step.EXHAUST:
-                    assert plan.reason is not None
-                    exhausted.append((transaction, plan.reason))
-                else:
-                    if plan.step is Step.ASK:
-                        transaction.asked_at_ms = now_ms
-                        self._checks.offer(transaction)
-                        acted += 1
-                    assert plan.look_again_ms is not None
-                    self._table.look_again(transaction, plan.look_again_ms)
-                if number % _SLICE == 0:
-                    await asyncio.sleep(0)  # after a long stop a million may be due at once
-            while exhausted:
-                acted += await self._end_or_set_aside(*exhausted[0], now_ms)
-                exhausted.popleft()
-        finally:
-            # Whoever swept may have gone in the middle, as a poll does whose time is up: nobody is forgotten for that.
-            for left, _ in exhausted:
-                self._table.look_again(left, now_ms)
+        acted = self._checks.return_expired() + await self._offer_due(now_ms)
+        exhausted = list(self._exhausted.values())
+        for at in range(0, len(exhausted), _TOGETHER):
+            some = exhausted[at : at + _TOGETHER]
+            acted += sum(await asyncio.gather(*[self._end_or_set_aside(transaction, now_ms) for transaction in some]))
         return acted
+
+    async def _offer_due(self, now_ms: int) -> int:
+        """Open the checks that are due; how many. What is exhausted is left to the sweep: that takes the disk's time."""
+        offered = 0
+        for number, transaction in enumerate(self._table.take_due(now_ms), 1):
+            plan = self._plan(transaction, now_ms)
+            if plan.step is Step.EXHAUST:
+                self._exhausted[transaction.transaction_id] = transaction
+            else:
+                if plan.step is Step.ASK:
+                    transaction.asked_at_ms = now_ms
+                    self._checks.offer(transaction)
+                    offered += 1
+                assert plan.look_again_ms is not None
+                self._table.look_again(transaction, plan.look_again_ms)
+            if number % _SLICE == 0:
+                await asyncio.sleep(0)  # after a long stop a million may be due at once
+        return offered
 
     def set_aside(self) -> dict[str, str]:
         """Undecided transactions whose checks cannot be ended, and why."""
@@ -82,21 +84,24 @@ class Asking:
         }
         return self._set_aside
 
-    async def _end_or_set_aside(self, transaction: Transaction, reason: HoldReason, now_ms: int) -> bool:
+    async def _end_or_set_aside(self, transaction: Transaction, now_ms: int) -> bool:
         """One that cannot be ended is looked at again after a while, and the others go on. Was it ended?
 
-        Raises what says that the store takes nothing.
+        Raises what says that the store takes nothing: the next sweep tries again.
         """
+        transaction_id = transaction.transaction_id
         try:
-            await self._turns.uncancelled(self._exhaust(transaction, reason))
+            await self._turns.uncancelled(self._exhaust(transaction))
         except (UnavailableError, StorageError):
             raise
         except Exception as error:
-            log.exception("transaction_set_aside", transaction_id=transaction.transaction_id)
-            self._set_aside[transaction.transaction_id] = f"{type(error).__name__}: {error}"[:1_000]
+            log.exception("transaction_set_aside", transaction_id=transaction_id)
+            self._set_aside[transaction_id] = f"{type(error).__name__}: {error}"[:1_000]
             self._table.look_again(transaction, now_ms + _RETRY_MS)
+            self._exhausted.pop(transaction_id, None)
             return False
-        self._set_aside.pop(transaction.transaction_id, None)
+        self._exhausted.pop(transaction_id, None)
+        self._set_aside.pop(transaction_id, None)
         return True
 
     async def receive(self, group: str, *, max_checks: int, lease_ms: int, wait_ms: int) -> list[LeasedCheck]:
@@ -105,7 +110,7 @@ class Asking:
         try:
             async with asyncio.timeout(wait_ms / 1000 if wait_ms else None):
                 while True:
-                    await self.sweep(self._clock.wall_ms())
+                    await self._offer_due(self._clock.wall_ms())
                     checks = self._checks.lease(group, max_checks=max_checks, lease_ms=lease_ms)
                     if checks or not wait_ms or self._is_stopping:
                         return checks
@@ -113,29 +118,26 @@ class Asking:
         except TimeoutError:
             return checks
 
-    async def asked_about(self, group: str, check_id: str) -> tuple[Transaction, int]:
-        """The transaction of a check and the check's number. Raises CheckNotOpen where the group has no such check."""
+    async def asked_about(self, group: str, check_id: str) -> tuple[Transaction, CheckAnswer]:
+        """The transaction of a check, and what is known of that. Raises CheckNotOpen where the group was never asked it."""
         parsed = parse_check_id(check_id)
         transaction = None if parsed is None else await self._journal.recall(parsed[0])
         if parsed is None or transaction is None or transaction.producer_group != group:
             raise CheckNotOpen(f"no check {check_id} of producer group {group} is open")
-        number = parsed[1]
-        if not 1 <= number <= transaction.checks_answered + 1:
+        number, now_ms = parsed[1], self._clock.wall_ms()
+        if not _was_asked(transaction, number, now_ms):
             raise CheckNotOpen(f"transaction {transaction.transaction_id} has no check {number} open")
-        return transaction, number
+        sent_at_ms = None
+        if number > transaction.checks_answered:
+            # One that was handed out before a restart was handed out when it was due, or later.
+            sent_at_ms = self._checks.handed_out_ms(transaction) or min(transaction.next_check_at_ms, now_ms)
+        return transaction, CheckAnswer(check_number=number, sent_at_ms=sent_at_ms)
 
     async def answered_unknown(
-        self,
-        transaction: Transaction,
-        number: int,
-        recheck_after_ms: int | None,
-        evidence: dict[str, str] | None,
-        latency_ms: int | None,
-    ) -> Transaction:
+        self, transaction: Transaction, answer: CheckAnswer, *, recheck_after_ms: int | None
+    ) -> Transaction:  # fmt: skip
         """The producer does not know yet. Raises TransactionConflict, and what `append` raises."""
-        return await self._turns.uncancelled(
-            self._answered_unknown(transaction, number, recheck_after_ms, evidence, latency_ms)
-        )
+        return await self._turns.uncancelled(self._answered_unknown(transaction, answer, recheck_after_ms))
 
     async def note_failed(self, check: LeasedCheck, why: str, detail: str, *, latency_ms: int) -> None:
         """Record a try that gave no answer. Raises what `append` raises."""
@@ -153,13 +155,8 @@ class Asking:
             self._table.look_again(transaction, now_ms)
 
     async def _answered_unknown(
-        self,
-        transaction: Transaction,
-        number: int,
-        recheck_after_ms: int | None,
-        evidence: dict[str, str] | None,
-        latency_ms: int | None,
-    ) -> Transaction:
+        self, transaction: Transaction, answer: CheckAnswer, recheck_after_ms: int | None
+    ) -> Transaction:  # fmt: skip
         async with self._turns.of(transaction.transaction_id):
             state = next_state(
                 transaction.transaction_id,
@@ -167,17 +164,18 @@ class Asking:
                 TxnEvent.UNKNOWN,
                 resolved_by=transaction.resolved_by or "",
             )
-            if state is TxnState.HELD or number <= transaction.checks_answered:
+            if state is TxnState.HELD or answer.check_number <= transaction.checks_answered:
                 return transaction  # nothing is decided, and no budget is used twice for one check
             wait_ms = transaction.policy.interval_ms if recheck_after_ms is None else recheck_after_ms
             now_ms = self._clock.wall_ms()
             event = AnsweredUnknown(
                 transaction_id=transaction.transaction_id,
                 revision=transaction.revision + 1,
-                check_number=number,
+                check_number=answer.check_number,
                 next_check_at_ms=now_ms + wait_ms,
-                evidence=evidence,
-                latency_ms=latency_ms,
+                evidence=answer.evidence,
+                latency_ms=answer.latency_ms,
+                sent_at_ms=answer.sent_at_ms,
             )
             await self._journal.record(event)
             plan = self._plan(transaction, now_ms)
@@ -202,11 +200,17 @@ class Asking:
             )
             await self._journal.record(event, Durability.BUFFERED)
 
-    async def _exhaust(self, transaction: Transaction, reason: HoldReason) -> None:
+    async def _exhaust(self, transaction: Transaction) -> None:
         async with self._turns.of(transaction.transaction_id):
+            if transaction.state is not TxnState.PREPARED:
+                return
             # It may have been answered while the sweep waited for its turn.
-            if transaction.state is TxnState.PREPARED and self._plan(transaction, self._clock.wall_ms()).step is Step.EXHAUST:
-                await self._end_checks(transaction, reason)
+            plan = self._plan(transaction, self._clock.wall_ms())
+            if plan.step is Step.EXHAUST:
+                assert plan.reason is not None
+                await self._end_checks(transaction, plan.reason)
+            else:
+                self._table.look_again(transaction, plan.look_again_ms or 0)
 
     async def _end_checks(self, transaction: Transaction, reason: HoldReason) -> None:
         if transaction.policy.on_exhausted is OnExhausted.ROLLBACK:
@@ -239,4 +243,20 @@ class Asking:
             due_ms=transaction.next_check_at_ms,
             asked_ms=transaction.asked_at_ms,
             answers=transaction.answers,
+            started_ms=self._started_ms,
         )
+
+
+def _was_asked(transaction: Transaction, number: int, now_ms: int) -> bool:
+    """Has its producer ever been asked this check, as far as can be told?
+
+    After a restart nobody knows who has taken a check: one that is due by its time counts as asked.
+    """
+    if number != transaction.checks_answered + 1:
+        return 1 <= number <= transaction.checks_answered
+    if transaction.asked_at_ms is not None or transaction.resolved_by is Resolver.CHECK:
+        return True
+    if transaction.hold_reason is not None:
+        return transaction.hold_reason == HoldReason.UNREACHABLE
+    ended_ms = now_ms if transaction.resolved_at_ms is None else transaction.resolved_at_ms
+    return transaction.next_check_at_ms <= ended_ms

@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from storage.clock import Clock
-from storage.errors import CheckNotOpen, MessagingError, TransactionConflict
+from storage.errors import MessagingError, TransactionConflict
 from txn.coordinator import TransactionCoordinator
 from txn.open_checks import LeasedCheck
 from txn.producer import Answered, Failed, Failure, ProducerClient, Route
@@ -59,19 +59,22 @@ class CheckSender:
         return self._send_due()
 
     async def ask_now(self, check: LeasedCheck, *, dry_run: bool) -> Answered | Failed:
-        """Ask out of turn, and act as ever on the answer, unless it is a dry run. Raises what `answer_check` raises."""
+        """Ask out of turn, as one of the checks that the host may have at once. In a dry run nothing comes of the answer.
+
+        Raises what `answer_sent` raises.
+        """
         group = check.transaction.producer_group
-        outcome = await self._client.ask(group, check)
+        has_asked = False
+
+        async def ask() -> Answered | Failed:
+            nonlocal has_asked
+            has_asked = True
+            return await self._client.ask(group, check)
+
+        outcome = await self.ask_beside(group, ask)
         if isinstance(outcome, Answered) and not dry_run:
-            await self._coordinator.answer_check(
-                group,
-                check.check_id,
-                outcome.decision,
-                recheck_after_ms=outcome.recheck_after_ms,
-                evidence=outcome.evidence,
-                latency_ms=outcome.latency_ms,
-            )
-        elif isinstance(outcome, Failed) and not dry_run:
+            await self._coordinator.answer_sent(check, outcome)
+        elif isinstance(outcome, Failed) and has_asked and not self._is_stopping and not dry_run:
             await self._coordinator.note_failed_check(check, outcome.why.value, outcome.detail, latency_ms=outcome.latency_ms)
         return outcome
 
@@ -102,7 +105,7 @@ class CheckSender:
         return outcome
 
     def begin_stop(self) -> None:
-        """Send nothing new, and give up questions that are no checks: whoever asked is told."""
+        """Send nothing new, and give up what was asked out of turn: whoever asked is told. Checks go on until `stop`."""
         self._is_stopping = True
         for question in self._questions:
             question.cancel()
@@ -189,15 +192,8 @@ class CheckSender:
 
     async def _answered(self, check: LeasedCheck, answer: Answered) -> None:
         try:
-            await self._coordinator.answer_check(
-                check.transaction.producer_group,
-                check.check_id,
-                answer.decision,
-                recheck_after_ms=answer.recheck_after_ms,
-                evidence=answer.evidence,
-                latency_ms=answer.latency_ms,
-            )
-        except (CheckNotOpen, TransactionConflict):
+            await self._coordinator.answer_sent(check, answer)
+        except TransactionConflict:
             log.info("check_dropped", check_id=check.check_id)
 
     async def _failed(self, route: Route, check: LeasedCheck, failed: Failed) -> None:

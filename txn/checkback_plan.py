@@ -45,16 +45,21 @@ class Plan:
     reason: HoldReason | None = None
 
 
-def plan_check(policy: CheckbackPolicy, *, now_ms: int, due_ms: int, asked_ms: int | None, answers: int) -> Plan:
+def plan_check(
+    policy: CheckbackPolicy, *, now_ms: int, due_ms: int, asked_ms: int | None, answers: int, started_ms: int = 0
+) -> Plan:  # fmt: skip
     """What to do about one undecided transaction.
 
     `due_ms`: when its next check is due; `asked_ms`: since when a check is open that nobody has answered; `answers`: how many
-    checks were answered "unknown" since it was begun or resumed.
+    checks were answered "unknown" since it was begun or resumed; `started_ms`: when the service started, which asks nobody
+    while it is down: a check that was open then is asked for an interval more before it is given up.
     """
     if answers >= policy.max_answers:
         return Plan(Step.EXHAUST, reason=HoldReason.ANSWERS_EXHAUSTED)
     if asked_ms is not None:
         give_up_ms = asked_ms + policy.unreachable_limit_ms
+        if asked_ms < started_ms:
+            give_up_ms = max(give_up_ms, started_ms + policy.interval_ms)
         if now_ms >= give_up_ms:
             return Plan(Step.EXHAUST, reason=HoldReason.UNREACHABLE)
         return Plan(Step.WAIT, give_up_ms)

@@ -10,6 +10,8 @@ The first decision wins. A transaction's changes happen one after another (`turn
 
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from storage.clock import Clock
 from storage.errors import NotSupportedByEngine, OffsetExpired, UnknownTransaction
 from storage.identifiers import Identifiers
@@ -19,12 +21,13 @@ from txn import half_message, history, recall
 from txn.asking import Asking
 from txn.begin import Begin, Begins, Outcome
 from txn.decide import Decisions
-from txn.half_message import CHECK_QUEUE, HALF_QUEUE, OP_QUEUE
+from txn.half_message import CHECK_QUEUE, HALF_QUEUE, OP_QUEUE, CheckAnswer
 from txn.history import Event
 from txn.journal import READ_BYTES, Journal
 from txn.open_checks import LeasedCheck
 from txn.options import TransactionOptions
 from txn.pending import Transaction
+from txn.producer import Answered
 from txn.put_back import PutBack
 from txn.replay import Replay
 from txn.states import Resolver, TxnEvent, TxnState
@@ -42,10 +45,14 @@ class TransactionCoordinator:
         options: TransactionOptions,
         *,
         put_off: Callable[[Message, int], Message] = lambda final, now_ms: final,
+        on_decided: Callable[[TxnState, Resolver], None] = lambda state, by: None,
     ) -> None:
-        """`put_off`: the final message as it is to lie in the log from now on, elsewhere when it is a delayed one."""
+        """`put_off`: the final message as it is to lie in the log from now on, elsewhere when it is a delayed one.
+
+        `on_decided` is told of each decision that is made, and by whom.
+        """
         self._store = store
-        self._journal = Journal(store, clock, identifiers, decided_kept=options.decided_kept)
+        self._journal = Journal(store, clock, identifiers, decided_kept=options.decided_kept, on_decided=on_decided)
         self._turns = Turns()
         self._begins = Begins(self._journal, self._turns, options)
         self._decisions = Decisions(self._journal, self._turns, put_off)
@@ -171,15 +178,24 @@ class TransactionCoordinator:
         *,
         recheck_after_ms: int | None = None,
         evidence: dict[str, str] | None = None,
-        latency_ms: int | None = None,
     ) -> Transaction:
         """A producer's word on a check of its own. Raises CheckNotOpen, TransactionConflict, and what `append` raises."""
-        transaction, number = await self._asking.asked_about(group, check_id)
-        if decision is TxnEvent.COMMIT:
-            return (await self.commit(transaction.transaction_id, by=Resolver.CHECK)).transaction
-        if decision is TxnEvent.ROLLBACK:
-            return (await self.rollback(transaction.transaction_id, by=Resolver.CHECK)).transaction
-        return await self._asking.answered_unknown(transaction, number, recheck_after_ms, evidence, latency_ms)
+        transaction, asked = await self._asking.asked_about(group, check_id)
+        answer = msgspec.structs.replace(asked, evidence=evidence)
+        return await self._answer(transaction, decision, answer, recheck_after_ms)
+
+    async def answer_sent(self, check: LeasedCheck, answered: Answered) -> Transaction:
+        """What came back when this check was sent. Raises TransactionConflict, and what `append` raises."""
+        answer = CheckAnswer(check_number=check.number, latency_ms=answered.latency_ms, evidence=answered.evidence)
+        return await self._answer(check.transaction, answered.decision, answer, answered.recheck_after_ms)
+
+    async def _answer(
+        self, transaction: Transaction, decision: TxnEvent, answer: CheckAnswer, recheck_after_ms: int | None
+    ) -> Transaction:
+        if decision is TxnEvent.UNKNOWN:
+            return await self._asking.answered_unknown(transaction, answer, recheck_after_ms=recheck_after_ms)
+        state = TxnState.COMMITTED if decision is TxnEvent.COMMIT else TxnState.ROLLED_BACK
+        return (await self._decisions.decide(transaction, state, Resolver.CHECK, None, answer)).transaction
 
     def groups_to_ask(self) -> list[str]:
         """The producer groups that have an open check which nobody has taken."""

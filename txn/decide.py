@@ -6,6 +6,7 @@ from storage.message import Message
 from storage.store import find_message
 from txn import half_message
 from txn.begin import Outcome
+from txn.half_message import CheckAnswer
 from txn.journal import Journal
 from txn.pending import Transaction
 from txn.states import Resolver, TxnEvent, TxnState, next_state
@@ -23,9 +24,11 @@ class Decisions:
         self._turns = turns
         self._put_off = put_off
 
-    async def decide(self, transaction: Transaction, state: TxnState, by: Resolver, reason: str | None) -> Outcome:
-        """Raises TransactionConflict, and what `append` raises."""
-        return await self._turns.uncancelled(self._decide(transaction, state, by, reason))
+    async def decide(
+        self, transaction: Transaction, state: TxnState, by: Resolver, reason: str | None, answer: CheckAnswer | None = None
+    ) -> Outcome:
+        """`answer`: of the check that decides. Raises TransactionConflict, and what `append` raises."""
+        return await self._turns.uncancelled(self._decide(transaction, state, by, reason, answer))
 
     async def locate_finals(self, transaction: Transaction) -> None:
         """After a replay it is only known where to begin to look."""
@@ -36,7 +39,9 @@ class Decisions:
                 final = await find_message(self._store, message.queue, message.final_from or 0, message.message_id)
                 message.final_offset = None if final is None else final.queue_offset
 
-    async def _decide(self, transaction: Transaction, state: TxnState, by: Resolver, reason: str | None) -> Outcome:
+    async def _decide(
+        self, transaction: Transaction, state: TxnState, by: Resolver, reason: str | None, answer: CheckAnswer | None
+    ) -> Outcome:
         async with self._turns.of(transaction.transaction_id):
             was = transaction.state
             next_state(transaction.transaction_id, was, _TARGETS[state], resolved_by=transaction.resolved_by or "")
@@ -49,6 +54,6 @@ class Decisions:
                 halves, now_ms = await self._journal.read_halves(transaction), self._journal.clock.wall_ms()
                 finals = [self._put_off(half_message.unwrap_final(half), now_ms) for half in halves]
                 finals_from = [(await self._store.offsets(final.queue)).end for final in finals]
-            op = self._journal.op(transaction, state, by, reason, finals_from=tuple(finals_from))
+            op = self._journal.op(transaction, state, by, reason, finals_from=tuple(finals_from), answer=answer)
             await self._journal.decide(transaction, op, finals)
             return Outcome(transaction, replayed=False)

@@ -30,6 +30,7 @@ TRANSACTION_FACTS = "__transaction"  # on the first half, JSON of Facts
 DECISION = "__decision"  # on the op: commit or rollback
 DECIDED_BY = "__decided_by"
 DECISION_REASON = "__reason"
+CHECK_ANSWER = "__check_answer"  # on the op of a decision by a check, JSON of CheckAnswer
 FINALS_FROM = "__finals_from"  # on the op: a queue offset for each final at or behind which it lies
 
 _DECISIONS = {TxnState.COMMITTED: "commit", TxnState.ROLLED_BACK: "rollback"}
@@ -64,6 +65,17 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
     so_far: SoFar | None = None  # on halves that were put back
 
 
+class CheckAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The check that an answer is about, and what came with the answer."""
+
+    check_number: int
+    sent_at_ms: int | None = (
+        None  # when a producer that came for it was given it; None where that is told already, or it was sent
+    )
+    latency_ms: int | None = None  # from the moment it was sent; None where a producer came for it
+    evidence: dict[str, str] | None = None
+
+
 class Op(NamedTuple):
     """A decision as it was recorded. In a store that a broker wrote everything but `half_offsets` is missing."""
 
@@ -74,6 +86,7 @@ class Op(NamedTuple):
     resolved_at_ms: int
     reason: str | None
     finals_from: tuple[int, ...]
+    answer: CheckAnswer | None = None  # where a check decided
 
 
 class CheckEvent(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="event"):
@@ -88,6 +101,7 @@ class AnsweredUnknown(CheckEvent, frozen=True, omit_defaults=True, tag="answered
     next_check_at_ms: int
     evidence: dict[str, str] | None = None
     latency_ms: int | None = None  # from the moment it was sent; None where a producer came for it
+    sent_at_ms: int | None = None  # when a producer that came for it was given it
 
 
 class Held(CheckEvent, frozen=True, omit_defaults=True, tag="held"):
@@ -111,6 +125,7 @@ class CheckFailed(CheckEvent, frozen=True, omit_defaults=True, tag="check_failed
 AnyCheckEvent = AnsweredUnknown | Held | Resumed | CheckFailed
 _event_decoder: msgspec.json.Decoder[AnyCheckEvent] = msgspec.json.Decoder(AnyCheckEvent)
 _facts_decoder = msgspec.json.Decoder(Facts)
+_answer_decoder = msgspec.json.Decoder(CheckAnswer)
 
 
 # ------------------------------------------------------------------------------------------------------------------ half
@@ -233,6 +248,8 @@ def op_message(op: Op, *, idempotency_key: str | None = None) -> Message:
         DECISION_REASON: op.reason or "",
         FINALS_FROM: ",".join(map(str, op.finals_from)),
     }
+    if op.answer is not None:
+        system[CHECK_ANSWER] = msgspec.json.encode(op.answer).decode()
     body = "".join([f"{offset}," for offset in op.half_offsets]).encode()
     keys = op.transaction_id if idempotency_key is None else f"{op.transaction_id} {lookup_key(idempotency_key)}"
     return Message(
@@ -248,7 +265,7 @@ def lookup_key(idempotency_key: str) -> str:
 def read_op(message: StoredMessage) -> Op:
     """Takes RocketMQ's forms too."""
     system = message.system
-    decision = system.get(DECISION)
+    decision, answer = system.get(DECISION), system.get(CHECK_ANSWER)
     return Op(
         half_offsets=check_pass.half_offsets(message.body),
         transaction_id=system.get(properties.TRANSACTION_ID),
@@ -257,6 +274,7 @@ def read_op(message: StoredMessage) -> Op:
         resolved_at_ms=message.born_at_ms,
         reason=system.get(DECISION_REASON),
         finals_from=tuple(int(number) for number in system.get(FINALS_FROM, "").split(",") if number),
+        answer=None if answer is None else _answer_decoder.decode(answer),
     )
 
 

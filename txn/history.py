@@ -1,12 +1,12 @@
 """What happened to one transaction, as the log tells it. Pure: stored messages in, events out, oldest first."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from storage.message import StoredMessage
 from txn import half_message
-from txn.half_message import AnsweredUnknown, CheckFailed, Held
+from txn.half_message import AnsweredUnknown, CheckAnswer, CheckFailed, Held
 from txn.states import Resolver, TxnState
 
 
@@ -35,10 +35,19 @@ def tell(half: StoredMessage | None, checks: Sequence[StoredMessage], op: Stored
         events += _of_half(half)
     attempts: dict[int, int] = {}
     for message in checks:
-        events += _of_check(message, attempts)
+        _add(events, _of_check(message, attempts))
     if op is not None:
-        events += _of_decision(op)
+        _add(events, _of_decision(op, attempts))
     return sorted(events, key=lambda event: event.at_ms) if half is not None and half_message.is_put_back(half) else events
+
+
+def _add(events: list[Event], later: Iterable[Event]) -> None:
+    """A check that was sent stands where it was sent, although the log tells of it only with what came of it."""
+    for event in later:
+        at = len(events)
+        while event.event == "check_sent" and at > 1 and events[at - 1].at_ms > event.at_ms:
+            at -= 1
+        events.insert(at, event)
 
 
 def _of_half(half: StoredMessage) -> Iterator[Event]:
@@ -55,36 +64,51 @@ def _of_half(half: StoredMessage) -> Iterator[Event]:
 def _of_check(message: StoredMessage, attempts: dict[int, int]) -> Iterator[Event]:
     at_ms, log_offset = message.stored_at_ms, message.log_offset
     noted = half_message.read_check(message)
-    if isinstance(noted, AnsweredUnknown | CheckFailed):
-        attempt = attempts[noted.check_number] = attempts.get(noted.check_number, 0) + 1
-        if noted.latency_ms is not None:
-            # It is not written when a check is sent: its answer, or that there was none, says when that was.
-            yield Event(at_ms=at_ms - noted.latency_ms, event="check_sent", attempt=attempt, via="webhook")
-        if isinstance(noted, AnsweredUnknown):
-            latency_ms, evidence = noted.latency_ms, noted.evidence
-            yield Event(
-                at_ms=at_ms,
-                event="check_answered",
-                log_offset=log_offset,
-                decision="unknown",
-                latency_ms=latency_ms,
-                evidence=evidence,
-            )
-        else:
-            yield Event(at_ms=at_ms, event="check_failed", log_offset=log_offset, why=noted.why, detail=noted.detail)
+    if isinstance(noted, AnsweredUnknown):
+        answer = CheckAnswer(noted.check_number, noted.sent_at_ms, noted.latency_ms, noted.evidence)
+        yield from _of_answer(answer, "unknown", attempts, at_ms=at_ms, log_offset=log_offset)
+    elif isinstance(noted, CheckFailed):
+        yield from _of_sending(noted.check_number, None, noted.latency_ms, attempts, at_ms=at_ms)
+        yield Event(at_ms=at_ms, event="check_failed", log_offset=log_offset, why=noted.why, detail=noted.detail)
     elif isinstance(noted, Held):
         yield Event(at_ms=at_ms, event="held", log_offset=log_offset, hold_reason=noted.reason)
     else:
         yield Event(at_ms=at_ms, event="resumed", log_offset=log_offset)
 
 
-def _of_decision(message: StoredMessage) -> Iterator[Event]:
+def _of_answer(
+    answer: CheckAnswer, decision: str, attempts: dict[int, int], *, at_ms: int, log_offset: int | None
+) -> Iterator[Event]:
+    yield from _of_sending(answer.check_number, answer.sent_at_ms, answer.latency_ms, attempts, at_ms=at_ms)
+    yield Event(
+        at_ms=at_ms,
+        event="check_answered",
+        log_offset=log_offset,
+        decision=decision,
+        latency_ms=answer.latency_ms,
+        evidence=answer.evidence,
+    )
+
+
+def _of_sending(
+    number: int, sent_at_ms: int | None, latency_ms: int | None, attempts: dict[int, int], *, at_ms: int
+) -> Iterator[Event]:
+    """Nothing is written when a check goes out: its answer, or that there was none, says when that was."""
+    attempt = attempts[number] = attempts.get(number, 0) + 1
+    if latency_ms is not None:
+        yield Event(at_ms=at_ms - latency_ms, event="check_sent", attempt=attempt, via="webhook")
+    elif sent_at_ms is not None:
+        yield Event(at_ms=sent_at_ms, event="check_sent", attempt=attempt, via="poll")
+
+
+def _of_decision(message: StoredMessage, attempts: dict[int, int]) -> Iterator[Event]:
     op = half_message.read_op(message)
     if op.state is None:
         return  # a broker's op, which does not say
     if op.resolved_by is Resolver.CHECK:
         decision = "commit" if op.state is TxnState.COMMITTED else "rollback"
-        yield Event(at_ms=op.resolved_at_ms, event="check_answered", decision=decision)
+        answer = op.answer or CheckAnswer(0)
+        yield from _of_answer(answer, decision, attempts, at_ms=op.resolved_at_ms, log_offset=None)
     yield Event(
         at_ms=op.resolved_at_ms,
         event=op.state.value,

@@ -4,7 +4,7 @@ What a snapshot of the table says to reflect of each queue is counted message by
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
@@ -14,7 +14,7 @@ from storage.identifiers import Identifiers
 from storage.message import Appended, Durability, Message, QueueId, StoredMessage
 from storage.store import AppliedPrefix, MessageStore, Reserve, Snapshot, Snapshots, SyncedPosition
 from txn import half_message, recall
-from txn.half_message import HALF_QUEUE, AnyCheckEvent, Held, Op
+from txn.half_message import HALF_QUEUE, AnyCheckEvent, CheckAnswer, Held, Op
 from txn.open_checks import OpenChecks
 from txn.pending import Transaction, TransactionTable
 from txn.states import Resolver, TxnState
@@ -30,7 +30,16 @@ _SNAPSHOT_SLICE = 2_000  # transactions encoded in one turn of the loop
 class Journal:
     """The event loop's. Every change of the table that must survive a restart goes through here."""
 
-    def __init__(self, store: MessageStore, clock: Clock, identifiers: Identifiers, *, decided_kept: int) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        clock: Clock,
+        identifiers: Identifiers,
+        *,
+        decided_kept: int,
+        on_decided: Callable[[TxnState, Resolver], None],
+    ) -> None:
+        """`on_decided` is told of each decision that is made, once it is durable."""
         self.store = store
         self.clock = clock
         self.identifiers = identifiers
@@ -41,6 +50,7 @@ class Journal:
         self._owe = store.owe if isinstance(store, Reserve) else lambda owed_bytes: None
         self._applied = {queue: AppliedPrefix() for queue in half_message.SYSTEM_QUEUES}
         self._kept_positions = self._positions()
+        self._on_decided = on_decided
 
     # --------------------------------------------------------------------------------------------------------- finding
 
@@ -96,6 +106,7 @@ class Journal:
             [*finals, half_message.op_message(op, idempotency_key=transaction.idempotency_key)], Durability.SYNCED
         )
         self.apply_decision(transaction, op, [final.queue_offset for final in appended[: len(finals)]])
+        self._on_decided(transaction.state, op.resolved_by)
 
     def op(
         self,
@@ -105,6 +116,7 @@ class Journal:
         reason: str | None = None,
         *,
         finals_from: tuple[int, ...] = (),
+        answer: CheckAnswer | None = None,
     ) -> Op:
         """The decision, as it is to be recorded now."""
         return Op(
@@ -115,6 +127,7 @@ class Journal:
             resolved_at_ms=self.clock.wall_ms(),
             reason=reason,
             finals_from=finals_from,
+            answer=answer,
         )
 
     def apply_decision(self, transaction: Transaction, op: Op, final_offsets: Sequence[int]) -> None:

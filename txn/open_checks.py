@@ -32,13 +32,14 @@ def parse_check_id(text: str) -> tuple[str, int] | None:
 
 class LeasedCheck(NamedTuple):
     check_id: str
+    number: int  # of the transaction's checks, from 1
     transaction: Transaction
     lease_expires_at_ms: int
 
 
 def check_now(transaction: Transaction, now_ms: int) -> LeasedCheck:
     """Its open check, or the one that is next, for one who asks out of turn: the first answer counts, whoever brings it."""
-    return LeasedCheck(check_id(transaction), transaction, now_ms)
+    return LeasedCheck(check_id(transaction), transaction.checks_answered + 1, transaction, now_ms)
 
 
 class OpenChecks:
@@ -50,6 +51,7 @@ class OpenChecks:
         self._leases: list[tuple[int, str]] = []
         self._leased: dict[str, tuple[int, Transaction]] = {}
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        self._handed_out: dict[str, int] = {}  # when the open check was last taken, in wall milliseconds
         self._failures: dict[str, int] = {}  # tries of the open check that gave no answer
 
     def groups(self) -> list[str]:
@@ -68,7 +70,9 @@ class OpenChecks:
     def withdraw(self, transaction: Transaction) -> None:
         """It was answered, or decided, or is held: nobody is to be asked."""
         self._leased.pop(transaction.transaction_id, None)
+        self._handed_out.pop(transaction.transaction_id, None)
         self._failures.pop(transaction.transaction_id, None)
+        self._drop_stale()
         available = self._available.get(transaction.producer_group)
         if available is not None:
             available.pop(transaction.transaction_id, None)
@@ -80,14 +84,15 @@ class OpenChecks:
         self.return_expired()
         checks: list[LeasedCheck] = []
         until_ms = _NEVER if lease_ms is None else self._clock.monotonic_ms() + lease_ms
-        expires_at_ms = self._clock.wall_ms() + (lease_ms or 0)
+        now_ms = self._clock.wall_ms()
+        expires_at_ms = now_ms + (lease_ms or 0)
         available = self._available.get(group)
         while available and len(checks) < max_checks:
             transaction_id, transaction = available.popitem(last=False)
-            self._leased[transaction_id] = (until_ms, transaction)
-            if until_ms != _NEVER:
-                heapq.heappush(self._leases, (until_ms, transaction_id))
-            checks.append(LeasedCheck(check_id(transaction), transaction, expires_at_ms))
+            self._handed_out[transaction_id] = now_ms
+            self._lease(transaction, until_ms)
+            number = transaction.checks_answered + 1
+            checks.append(LeasedCheck(check_id(transaction), number, transaction, expires_at_ms))
         if available is not None and not available:
             del self._available[group]
         return checks
@@ -103,14 +108,28 @@ class OpenChecks:
     def postpone(self, check: LeasedCheck, wait_ms: int) -> None:
         """Offer it again after that time; nothing where it was answered or decided meanwhile."""
         if self._is_leased(check):
-            until_ms = self._clock.monotonic_ms() + wait_ms
-            self._leased[check.transaction.transaction_id] = (until_ms, check.transaction)
-            heapq.heappush(self._leases, (until_ms, check.transaction.transaction_id))
+            self._lease(check.transaction, self._clock.monotonic_ms() + wait_ms)
 
     def wait_ms(self, transaction: Transaction) -> int | None:
         """How long until its open check can be taken, from 0; None while somebody has it who will answer or postpone it."""
         until_ms, _ = self._leased.get(transaction.transaction_id, (0, None))
         return None if until_ms == _NEVER else max(0, until_ms - self._clock.monotonic_ms())
+
+    def handed_out_ms(self, transaction: Transaction) -> int | None:
+        """When its open check was last taken by somebody, in wall milliseconds; None where nobody has since the start."""
+        return self._handed_out.get(transaction.transaction_id)
+
+    def _lease(self, transaction: Transaction, until_ms: int) -> None:
+        self._leased[transaction.transaction_id] = (until_ms, transaction)
+        if until_ms != _NEVER:
+            heapq.heappush(self._leases, (until_ms, transaction.transaction_id))
+            self._drop_stale()
+
+    def _drop_stale(self) -> None:
+        """A lease may last for hours after its check was answered: they must not pile up."""
+        if len(self._leases) > 2 * len(self._leased) + 64:
+            self._leases = [(until_ms, id_) for id_, (until_ms, _) in self._leased.items() if until_ms != _NEVER]
+            heapq.heapify(self._leases)
 
     def _is_leased(self, check: LeasedCheck) -> bool:
         return check.transaction.transaction_id in self._leased and check_id(check.transaction) == check.check_id

@@ -70,6 +70,11 @@ class Transaction(msgspec.Struct, gc=False):
     former_halves: tuple[int, ...] = ()  # of which those that count now are copies
 
     @property
+    def is_checking(self) -> bool:
+        """Is a check open that nobody has answered?"""
+        return self.asked_at_ms is not None
+
+    @property
     def is_late(self) -> bool:
         """Decided after it had been held."""
         return self.was_held and self.state.is_decided
@@ -270,6 +275,7 @@ class TransactionTable:
         for half_offset in (*[message.half_offset for message in transaction.messages], *transaction.former_halves):
             self._by_half.pop(half_offset, None)
         self._open.discard(transaction.sequence)
+        self._drop_stale()
         self.open_bytes -= transaction.owed_bytes
         self._keep_decided(transaction.transaction_id)
 
@@ -309,6 +315,7 @@ class TransactionTable:
     def look_again(self, transaction: Transaction, at_ms: int) -> None:
         """Its plan is to be made anew then."""
         heapq.heappush(self._due, (at_ms, transaction.sequence, transaction.transaction_id))
+        self._drop_stale()
 
     def take_due(self, now_ms: int) -> Iterator[Transaction]:
         """Undecided, not held transactions whose plan is to be made anew; each comes once for each `look_again`."""
@@ -320,6 +327,17 @@ class TransactionTable:
 
     def next_due_ms(self) -> int | None:
         return self._due[0][0] if self._due else None
+
+    def _drop_stale(self) -> None:
+        """Of those that are undecided the earliest entry is enough: whoever takes it says when to look again."""
+        if len(self._due) <= 2 * self.open_count + 64:
+            return
+        earliest: dict[str, tuple[int, int, str]] = {}
+        for entry in sorted(self._due, reverse=True):
+            if (transaction := self._all.get(entry[2])) is not None and transaction.state is TxnState.PREPARED:
+                earliest[entry[2]] = entry
+        self._due = list(earliest.values())
+        heapq.heapify(self._due)
 
     def forget_key(self, key: str) -> None:
         """The idempotency key is too old to count."""

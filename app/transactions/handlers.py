@@ -183,7 +183,8 @@ async def check(services: Services, call: Call, transaction_id: str) -> Reply:
         detail = "the endpoint said 410; put the producer group again to have it asked"
         return reply(200, CheckNowResult(state=transaction.state.value, decision="none", reason="disabled", detail=detail))
     was = transaction.state
-    outcome = await services.sender.ask_now(check_now(transaction, services.clock.wall_ms()), dry_run=dry_run)
+    async with services.parked(call):
+        outcome = await services.sender.ask_now(check_now(transaction, services.clock.wall_ms()), dry_run=dry_run)
     result = CheckNowResult(state=transaction.state.value)
     if isinstance(outcome, Failed):
         result.decision = "none"
@@ -209,8 +210,6 @@ async def _decide(services: Services, transaction_id: str, state: TxnState, by: 
     except TransactionConflict:
         services.metrics.conflicts.inc()
         raise
-    if not outcome.replayed:
-        services.metrics.decided.labels(state.value, by.value).inc()
     return reply(200, _decision_view(outcome))
 
 
@@ -288,6 +287,7 @@ def transaction_view(transaction: pending.Transaction) -> Transaction:
         last_answer=transaction.last_answer or UNSET,
         last_failure=transaction.last_failure or UNSET,
         hold_reason=transaction.hold_reason or UNSET,
+        checking=transaction.is_checking,
         late=transaction.is_late,
         resolved_by=transaction.resolved_by or UNSET,
         resolved_at=_time(transaction.resolved_at_ms),

@@ -78,6 +78,7 @@ class Transaction(msgspec.Struct, kw_only=True):
     last_answer: str | UnsetType = UNSET
     last_failure: Annotated[str, Meta(description="Why the last try of the open check gave no answer.")] | UnsetType = UNSET
     hold_reason: Annotated[str, Meta(description="answers_exhausted or unreachable.")] | UnsetType = UNSET
+    checking: Annotated[bool, Meta(description="A check is open that its producer has not answered.")]
     late: Annotated[bool, Meta(description="Decided after it had been held.")]
     resolved_by: Annotated[str, Meta(description="producer, check, operator or policy.")] | UnsetType = UNSET
     resolved_at: Timestamp | UnsetType = UNSET

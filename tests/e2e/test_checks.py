@@ -217,6 +217,33 @@ def test_a_producer_that_nobody_reaches_has_a_clock_of_its_own(producer):
     assert (found["state"], found["resolved_by"]) == ("rolled_back", "policy")
 
 
+def test_a_transaction_says_whether_a_check_is_open_and_its_history_when_each_was_taken(producer):
+    transaction_id = producer.begin(interval_ms=86_400_000)
+    check = producer.one()
+    assert producer.look(transaction_id)["checking"] is True
+    producer.answer(check, "unknown", evidence={"row": "none yet"})
+    assert producer.look(transaction_id)["checking"] is False
+    producer.answer(check, "commit", evidence={"row": "8812"})
+
+    told = ok(producer.api.get(f"/v1/transactions/{transaction_id}/history"))["items"]
+
+    assert [event["event"] for event in told] == [
+        *("half_stored", "check_sent", "check_answered", "check_answered", "committed")
+    ]
+    assert (told[1]["via"], told[1]["attempt"]) == ("poll", 1)
+    assert [event["evidence"] for event in told[2:4]] == [{"row": "none yet"}, {"row": "8812"}]
+
+
+def test_a_check_that_nobody_was_given_cannot_be_answered(producer):
+    transaction_id = producer.begin(first_after_ms=86_400_000)
+
+    for number in (1, 2):
+        problem = producer.refused({"check_id": f"chk_{number}_{transaction_id}"}, "commit")
+        assert problem["code"] == "check_not_open"
+
+    assert producer.look(transaction_id)["state"] == "prepared"
+
+
 def test_a_late_answer_still_decides_a_held_transaction(producer):
     transaction_id = producer.begin(unreachable_limit_ms=1_000)
     check = producer.one()

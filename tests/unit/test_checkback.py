@@ -17,7 +17,7 @@ from txn.begin import Begin
 from txn.checkback import CheckSender
 from txn.checkback_plan import CheckbackPolicy, OnExhausted
 from txn.coordinator import TransactionCoordinator
-from txn.open_checks import LeasedCheck
+from txn.open_checks import LeasedCheck, check_now
 from txn.options import TransactionOptions
 from txn.producer import Answered, Failed, Failure, Route
 from txn.states import Resolver, TxnEvent, TxnState
@@ -335,6 +335,63 @@ def test_another_question_gets_the_next_room_at_its_host_although_checks_wait():
         assert {(await house.look(one)).state for one in begun} == {TxnState.COMMITTED}
 
     producers = Producers(COMMIT, concurrency=1, takes_ms=300)
+    in_house(life, producers=producers)
+
+
+def test_asked_out_of_turn_a_check_is_one_of_those_that_its_host_may_have_at_once():
+    async def life(house):
+        begun = [await house.begin() for _ in range(4)]
+        await house.run_for(150)
+        last = await house.look(begun[-1])
+
+        asking = asyncio.ensure_future(house.sender.ask_now(check_now(last, 0), dry_run=False))
+        await house.run_for(2_000)
+
+        assert isinstance(await asking, Answered)
+        assert producers.most_under_way == 1
+        assert last.state is TxnState.COMMITTED
+        assert [check_id for _, check_id in producers.asked][1] == f"chk_1_{begun[-1]}", "the next room was for who waited"
+
+    producers = Producers(COMMIT, concurrency=1, takes_ms=300)
+    in_house(life, producers=producers)
+
+
+def test_a_host_that_is_left_alone_is_not_asked_out_of_turn_either_and_nothing_is_noted():
+    async def life(house):
+        begun = [await house.begin() for _ in range(20)]
+        await house.run_for(1_000)
+        assert house.sender.pause_ms("shop") > 0
+        young = await house.look(await house.begin())
+        asked = len(producers.asked)
+
+        outcome = await house.sender.ask_now(check_now(young, 0), dry_run=False)
+
+        assert isinstance(outcome, Failed)
+        assert outcome.why is Failure.UNREACHABLE
+        assert len(producers.asked) == asked
+        assert young.last_failure is None
+        assert (await house.look(begun[0])).last_failure is not None
+
+    producers = Producers(DOWN)
+    in_house(life, producers=producers)
+
+
+def test_a_stop_gives_up_what_is_asked_out_of_turn_and_says_so():
+    async def life(house):
+        transaction = await house.look(await house.begin())
+        asking = asyncio.ensure_future(house.sender.ask_now(check_now(transaction, 0), dry_run=False))
+        await asyncio.sleep(0.01)
+        assert len(producers.asked) == 1
+        began = house.world.loop.now
+
+        house.sender.begin_stop()
+        outcome = await asking
+
+        assert house.world.loop.now == began
+        assert (outcome.why, outcome.detail) == (Failure.UNREACHABLE, "the service stops")
+        assert transaction.state is TxnState.PREPARED
+
+    producers = Producers(COMMIT, takes_ms=20_000)
     in_house(life, producers=producers)
 
 

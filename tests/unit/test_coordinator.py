@@ -41,10 +41,17 @@ OPTIONS = LocalStoreOptions(
 class House:
     """A store with a coordinator, in a simulated world."""
 
-    def __init__(self, world: World, store: MessageStore, coordinator: TransactionCoordinator) -> None:
+    def __init__(self, world: World, store: MessageStore, options: TransactionOptions) -> None:
         self.world = world
         self.store = store
-        self.coordinator = coordinator
+        self.decided: list[tuple[str, str]] = []  # what, and by whom
+        self.coordinator = TransactionCoordinator(
+            store,
+            world.clock,
+            world.identifiers,
+            options,
+            on_decided=lambda state, by: self.decided.append((state.value, by.value)),
+        )
 
     async def begin(self, *given: Message, policy: CheckbackPolicy = SOON, **fields) -> str:
         request = Begin(given or (message(b"order", queue=ORDERS, message_id="m1"),), "shop", policy, **fields)
@@ -71,9 +78,9 @@ async def a_house(world: World, *, options: LocalStoreOptions = OPTIONS, **given
     store = await world.open_store(options)
     await store.create_topic("orders", queue_count=1)
     await store.create_topic("emails", queue_count=2)
-    coordinator = TransactionCoordinator(store, world.clock, world.identifiers, TransactionOptions(**given))
-    await coordinator.start()
-    return House(world, store, coordinator)
+    house = House(world, store, TransactionOptions(**given))
+    await house.coordinator.start()
+    return house
 
 
 def in_house(*lives, **given) -> SimulatedDisk:
@@ -392,6 +399,52 @@ def test_an_answer_to_a_check_that_is_none_is_refused(check_id):
     in_house(life)
 
 
+async def assert_not_open(house: House, check_id: str) -> None:
+    for decision in (TxnEvent.UNKNOWN, TxnEvent.COMMIT, TxnEvent.ROLLBACK):
+        with pytest.raises(CheckNotOpen):
+            await house.coordinator.answer_check("shop", check_id, decision)
+
+
+def test_a_check_that_was_never_asked_cannot_be_answered_and_nobody_burns_the_budget_with_made_up_ids():
+    async def life(house):
+        await house.begin(transaction_id="mine")
+        await assert_not_open(house, "chk_1_mine")
+        for answered in range(1, 4):
+            await asyncio.sleep(0.21)
+            assert (await house.answer(TxnEvent.UNKNOWN)).answers == answered
+            await assert_not_open(house, f"chk_{answered + 1}_mine")
+
+        assert await house.state("mine") is TxnState.HELD
+        await asyncio.sleep(60)
+        await assert_not_open(house, "chk_4_mine")
+
+    in_house(life)
+
+
+def test_no_check_of_a_transaction_that_was_decided_before_it_was_due_can_be_answered():
+    async def life(house):
+        await house.begin(transaction_id="mine")
+        await house.coordinator.commit("mine")
+        await asyncio.sleep(1)
+
+        await assert_not_open(house, "chk_1_mine")
+
+    in_house(life)
+
+
+def test_what_a_check_has_decided_may_be_said_again_although_it_was_asked_before_it_was_due():
+    async def life(house):
+        await house.begin(transaction_id="mine")
+        await house.coordinator.make_due("mine")
+        assert (await house.answer(TxnEvent.COMMIT)).state is TxnState.COMMITTED
+
+    async def again(house):
+        found = await house.coordinator.answer_check("shop", "chk_1_mine", TxnEvent.COMMIT)
+        assert found.state is TxnState.COMMITTED
+
+    in_house(life, again)
+
+
 def test_another_group_is_neither_asked_nor_heard():
     async def life(house):
         await house.begin()
@@ -442,6 +495,54 @@ def test_nobody_reached_for_too_long_holds_too_and_uses_no_budget():
         assert (held.state, held.answers, held.hold_reason) == (TxnState.HELD, 0, "unreachable")
 
     in_house(life)
+
+
+def test_what_is_given_up_at_one_moment_is_held_together_and_no_poll_does_it():
+    async def life(house):
+        for n in range(300):
+            await house.begin(message(queue=ORDERS, message_id=f"m{n}"))
+        await house.sweep()
+        await asyncio.sleep(0.2)
+        await house.sweep()
+        await asyncio.sleep(5.1)
+
+        began = house.world.loop.now
+        assert await house.checks("another") == []
+        assert house.coordinator.table.held_count == 0
+        assert house.world.loop.now == began, "a poll waits for no disk"
+        await house.sweep()
+
+        assert house.coordinator.table.held_count == 300
+        assert house.world.loop.now - began < 0.2, "300 synced one after another take 0.7 s"
+
+    in_house(life)
+
+
+def test_while_the_service_is_down_nobody_is_asked_and_nothing_is_given_up_for_it():
+    async def before(house):
+        await house.begin(transaction_id="mine")
+        await asyncio.sleep(0.2)
+        await house.sweep()
+        (check,) = await house.checks()
+        await house.coordinator.note_failed_check(check, "unreachable", "status 503", latency_ms=1)
+        await house.store.aclose()
+        house.world.clock.jump(3_600_000)  # the next life begins an hour later
+
+    async def after(house):
+        mine = await house.coordinator.get("mine")
+        await house.sweep()
+        assert (mine.state, mine.is_checking) == (TxnState.PREPARED, True)
+        (check,) = await house.checks()
+        await asyncio.sleep(SOON.interval_ms / 1000 - 0.01)
+        await house.sweep()
+        assert mine.state is TxnState.PREPARED
+        await asyncio.sleep(0.02)
+        await house.sweep()
+        assert (mine.state, mine.hold_reason) == (TxnState.HELD, "unreachable")
+        decided = await house.coordinator.answer_check("shop", check.check_id, TxnEvent.COMMIT)
+        assert decided.state is TxnState.COMMITTED
+
+    in_house(before, after)
 
 
 def test_a_held_transaction_can_be_decided_and_is_late_then():
@@ -516,6 +617,80 @@ def test_a_decision_takes_its_open_check_away():
         await house.coordinator.rollback(transaction_id)
 
         assert await house.checks() == []
+
+    in_house(life)
+
+
+def test_what_is_decided_leaves_nothing_behind_that_is_to_be_looked_at():
+    async def life(house):
+        begun = [await house.begin(message(queue=ORDERS, message_id=f"m{n}")) for n in range(300)]
+        await asyncio.sleep(0.2)
+        leased = await house.coordinator.receive_checks("shop", max_checks=200, lease_ms=43_200_000, wait_ms=0)
+        assert len(leased) == 200
+        for transaction_id in begun:
+            await house.coordinator.rollback(transaction_id)
+
+        assert len(house.coordinator.table._due) <= 64
+        assert len(house.coordinator._journal.checks._leases) <= 64
+
+    in_house(life)
+
+
+def test_a_transaction_that_is_asked_for_long_is_looked_at_no_more_often_for_it():
+    async def life(house):
+        policy = CheckbackPolicy(first_after_ms=100, interval_ms=200, max_answers=1_000)
+        await house.begin(policy=policy)
+        for _ in range(200):
+            await asyncio.sleep(0.21)
+            await house.answer(TxnEvent.UNKNOWN)
+
+        assert len(house.coordinator.table._due) <= 66
+        await asyncio.sleep(0.21)
+        assert len(await house.checks()) == 1, "and is asked again"
+
+    in_house(life)
+
+
+def test_who_made_a_decision_is_told_once_whichever_way_it_came():
+    async def life(house):
+        policy = CheckbackPolicy(first_after_ms=100, interval_ms=200, max_answers=1, on_exhausted=OnExhausted.ROLLBACK)
+        await house.coordinator.commit(await house.begin(transaction_id="a"))
+        await house.coordinator.commit("a")
+        await house.begin(message(queue=ORDERS, message_id="m2"), policy=policy)
+        await asyncio.sleep(0.11)
+        await house.answer(TxnEvent.UNKNOWN)
+        await house.begin(message(queue=ORDERS, message_id="m3"))
+        await asyncio.sleep(0.11)
+        await house.answer(TxnEvent.ROLLBACK)
+
+        assert house.decided == [("committed", "producer"), ("rolled_back", "policy"), ("rolled_back", "check")]
+
+    in_house(life)
+
+
+def test_the_history_tells_when_a_polled_check_was_handed_out_and_what_came_with_each_answer():
+    async def life(house):
+        await house.begin(transaction_id="mine")
+        await asyncio.sleep(0.15)
+        (check,) = await house.checks()
+        await asyncio.sleep(0.02)
+        await house.coordinator.answer_check("shop", check.check_id, TxnEvent.UNKNOWN, evidence={"row": "none"})
+        await asyncio.sleep(0.25)
+        (check,) = await house.checks()
+        await asyncio.sleep(0.02)
+        await house.coordinator.answer_check("shop", check.check_id, TxnEvent.COMMIT, evidence={"row": "8812"})
+
+        told = await house.coordinator.history("mine")
+
+        assert [event.event for event in told] == [
+            *("half_stored", "check_sent", "check_answered", "check_sent", "check_answered", "committed")
+        ]
+        sent, unknown, sent_again, commit = told[1:5]
+        assert [(one.attempt, one.via) for one in (sent, sent_again)] == [(1, "poll"), (1, "poll")]
+        assert (unknown.decision, unknown.evidence) == ("unknown", {"row": "none"})
+        assert (commit.decision, commit.evidence) == ("commit", {"row": "8812"})
+        assert 20 <= unknown.at_ms - sent.at_ms <= 30
+        assert 20 <= commit.at_ms - sent_again.at_ms <= 30
 
     in_house(life)
 
@@ -797,8 +972,6 @@ def test_what_is_due_all_at_once_leaves_room_for_others_between():
 
 
 def test_a_sweep_that_is_given_up_in_the_middle_forgets_nobody():
-    """A poll sweeps too, and ends when its time is up."""
-
     async def life(house):
         count = 3_000
         policy = CheckbackPolicy(first_after_ms=0, max_answers=1)
