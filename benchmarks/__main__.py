@@ -2,10 +2,18 @@
 
 import sys
 
-from benchmarks import append, asking, delivery, http, recovery, schedules, transactions
+from benchmarks import append, asking, delivery, http, index, recovery, schedules, transactions, visible
 from benchmarks.report import show_machine
 
-BENCHMARKS = {"append": append.run, "recovery": recovery.run, "http": http.run, "asking": asking.run, "delivery": delivery.run}
+BENCHMARKS = {
+    "append": append.run,
+    "recovery": recovery.run,
+    "index": index.run,
+    "visible": visible.run,
+    "http": http.run,
+    "asking": asking.run,
+    "delivery": delivery.run,
+}
 LONG = {"schedules": schedules.run, "transactions": transactions.run}
 
 

@@ -53,6 +53,10 @@ def _measure(data_dir: Path, flush: str) -> list[Figure]:
         figures.append(_figure(f"batch of 100, 8 connections, {durability}", batch, 100, len(_batch_body(100)), 26_000))
         pairs = run_load(server.port, _transactions, connections=CONNECTIONS, seconds=SECONDS)
         figures.append(_figure(f"begin + commit, {durability}", pairs, 0.5, 150, 330, unit="pairs/s"))
+        sends = single.rate / 2
+        figures.append(
+            Figure(f"begin + commit, {durability}", pairs.rate / 2, "pairs/s", sends, "two single sends, one by one")
+        )
         if flush == "interval":
             pull = run_load(server.port, _pulls, connections=8, seconds=SECONDS)
             figures.append(_figure("pull of 32, 8 connections", pull, 32, 0, 14_000))
