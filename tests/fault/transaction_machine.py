@@ -166,8 +166,8 @@ class TransactionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.txns)
     def decide(self, at: int, decision: TxnEvent, by: Resolver) -> None:
         txn = self._pick(at)
-        self._call(self._decide(txn, decision, by))
-        assert txn.calls[-1].answer is not None
+        call = self._call(self._decide(txn, decision, by))
+        assert call.answer is not None
         self._look([txn])
 
     @rule(at=which)
@@ -273,7 +273,10 @@ class TransactionMachine(RuleBasedStateMachine):
                 if asked_at_ms is None:
                     assert now_ms < transaction.next_check_at_ms, f"{transaction.transaction_id} is due and was not asked"
                 else:
-                    assert now_ms < asked_at_ms + policy.unreachable_limit_ms
+                    give_up_ms = asked_at_ms + policy.unreachable_limit_ms
+                    if asked_at_ms < self.started_ms:  # the service was down: that is not the producer's silence
+                        give_up_ms = max(give_up_ms, self.started_ms + policy.interval_ms)
+                    assert now_ms < give_up_ms
         self._look(self.txns)
 
     # ------------------------------------------------------------------------------------------- beside each other, ends
@@ -386,9 +389,9 @@ class TransactionMachine(RuleBasedStateMachine):
         assert outcome.replayed
         assert outcome.transaction.transaction_id == txn.transaction_id or self.world.clock.wall_ms() < self.last_wall_ms
 
-    async def _decide(self, txn: Txn, decision: TxnEvent, by: Resolver) -> None:
+    async def _decide(self, txn: Txn, decision: TxnEvent, by: Resolver) -> Call:
         decide = self.coordinator.commit if decision is TxnEvent.COMMIT else self.coordinator.rollback
-        await self._asked(txn, Decide(STATES[decision], by), decide(txn.transaction_id, by=by))
+        return await self._asked(txn, Decide(STATES[decision], by), decide(txn.transaction_id, by=by))
 
     async def _answer(self, txn: Txn, check: LeasedCheck, word: TxnEvent) -> None:
         if word is TxnEvent.UNKNOWN:
@@ -579,6 +582,7 @@ class TransactionMachine(RuleBasedStateMachine):
             await self.coordinator.start()
 
         self._call(start())
+        self.started_ms = self.world.clock.wall_ms()
         self.sender = CheckSender(self.coordinator, self.producer, self.world.clock, chance=self.world.randomness.random)
 
 
