@@ -3,6 +3,7 @@
 groups.py        a group's rules                      receive.py    choose, read, lend
 lease_table.py   who has what until when              settle.py     acknowledge, refuse, extend, give up
 lease_events.py  what happened, in the log            positions.py  committed offsets, reset, lag
+lease_list.py    the leases of a group                trace.py      what happened to one message
 journal.py       the two, and snapshots               waiters.py    who waits for messages
 """
 
@@ -12,6 +13,7 @@ from contextlib import suppress
 from delivery.dead_letters import DeadLetters
 from delivery.groups import GroupRules
 from delivery.journal import LeaseJournal
+from delivery.lease_list import Lease, Place, list_leases
 from delivery.positions import Move, Positions, QueueLag
 from delivery.receive import NOTHING_WITHDRAWN, HandedOut, Receiving, Request, Withdrawn
 from delivery.settle import Refused, Settling
@@ -147,6 +149,10 @@ class Delivery:
     async def reset(self, group: str, positions: Mapping[QueueId, int]) -> list[Move]:
         """Go on at these offsets; the leases and waiting retries of these queues end. Durable on return."""
         return await self._positions.reset(group, positions)
+
+    async def leases(self, group: str, *, after: Place | None, count: int) -> list[Lease]:
+        """Up to so many of those that last, behind a place."""
+        return await list_leases(self._journal, group, after=after, count=count)
 
     async def lag(self, group: str, rules: GroupRules) -> tuple[list[QueueLag], int]:
         """(each queue of the group, its retry queue the first; messages that wait for a retry elsewhere)."""

@@ -6,7 +6,7 @@ one message that is stuck does not keep the memory of all that were settled behi
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -106,6 +106,17 @@ class QueueSlots:
                 for at, state in enumerate(chunk.states):
                     if state:
                         yield Slot(base + at, state, chunk.attempts[at], chunk.leases[at], chunk.deadlines[at])
+
+    def in_states(self, states: Collection[State], begin: int) -> Iterator[Slot]:
+        """The messages in one of these states, by offset, from `begin` on."""
+        for number in sorted(number for number in self._chunks if number >= begin >> _BITS):
+            chunk = self._chunks[number]
+            if not any(state in chunk.states for state in states):
+                continue
+            base = number << _BITS
+            for at, state in enumerate(chunk.states):
+                if state in states and base + at >= begin:
+                    yield Slot(base + at, state, chunk.attempts[at], chunk.leases[at], chunk.deadlines[at])
 
     def unsettled_runs(self, first: int, count: int) -> Iterator[tuple[int, int]]:
         """(first, count) of the unsettled ones among these messages, neighbours together."""

@@ -4,13 +4,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from app.groups import handlers, offsets
+from app.groups import handlers, leases, offsets
 from app.groups.schemas import (
     Group,
     GroupInput,
     GroupOffsetList,
     GroupPage,
     Lag,
+    LeasePage,
     OffsetsInput,
     OffsetsQuery,
     ResetInput,
@@ -80,6 +81,21 @@ async def get_group(group: Name, request: Request) -> Response:
 async def delete_group(group: Name, request: Request) -> Response:
     """Delete a consumer group. Its leases and retries end, its offsets and dead letters are forgotten; messages stay."""
     return await answer(request, handlers.delete, group)
+
+
+@router.get(
+    "/v1/groups/{group}/leases",
+    **operation(
+        "listLeases",
+        tag="groups",
+        query=PageQuery,
+        answers={200: LeasePage},
+        problems=["group_not_found", "invalid_page_token", "reserved_topic"],
+    ),
+)
+async def list_leases(group: Name, request: Request) -> Response:
+    """List the messages that are lent: at which attempt, and until when. Who has one is in its trace."""
+    return await answer(request, leases.list_, group)
 
 
 @router.get(

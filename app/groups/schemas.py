@@ -110,6 +110,26 @@ class Lag(msgspec.Struct, kw_only=True):
     queues: list[QueueLag]
 
 
+class Lease(msgspec.Struct, kw_only=True):
+    """A message that is lent. Its place is that of its first delivery."""
+
+    message_id: Annotated[str, Meta(description="Absent where the log can no longer give the message.")] | UnsetType = UNSET
+    topic: str
+    queue_id: int
+    queue_offset: Offset
+    key: str | UnsetType = UNSET
+    ordering_key: str | UnsetType = UNSET
+    attempt: Annotated[int, Meta(description="How often it has been handed out, from 1.")]
+    lease_expires_at: Timestamp
+
+
+class LeasePage(msgspec.Struct, kw_only=True):
+    """Leases, by queue and offset."""
+
+    items: list[Lease]
+    next_page_token: str | UnsetType = UNSET
+
+
 class OffsetsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Which topic; all of them if left out."""
 

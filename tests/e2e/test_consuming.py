@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from itertools import count
 from typing import Any
 
@@ -187,6 +188,27 @@ def test_a_redrive_by_id_names_the_ids_that_it_did_not_find_and_one_that_runs_sa
     running = ok(api.post(path, json=slow), 202)
     assert (running["state"], running["total"], running["done"]) == ("running", 1, 0)
     assert 0 < running["eta_ms"] <= 1_000
+
+
+def test_the_leases_of_a_group_are_listed_page_by_page_until_they_end(api, topic, group):
+    sent = group.send("a", "b", "c", key="8812", ordering_key="customer-17")
+    first, second, third = group.receive(lease_ms=60_000)
+    path = f"{group.path}/leases"
+
+    page = ok(api.get(path, params={"page_size": 2}))
+    rest = ok(api.get(path, params={"page_size": 2, "page_token": page["next_page_token"]}))
+
+    items = page["items"] + rest["items"]
+    expires_at = [datetime.fromisoformat(item.pop("lease_expires_at")) for item in items]
+    assert max(expires_at) - datetime.fromisoformat(first["lease_expires_at"]) < timedelta(milliseconds=10)
+    place = {"topic": topic, "queue_id": first["queue_id"], "key": "8812", "ordering_key": "customer-17", "attempt": 1}
+    assert items == [place | {"message_id": one, "queue_offset": offset} for offset, one in enumerate(sent)]
+    assert "next_page_token" not in rest
+    group.settle("ack", first)
+    group.settle("nack", second, delay_ms=60_000)
+    assert [one["message_id"] for one in ok(api.get(path))["items"]] == [third["message_id"]]
+    assert_problem(api.get(path, params={"page_token": "bm9uZQ"}), 400, "invalid_page_token")
+    assert_problem(api.get("/v1/groups/nobody/leases"), 404, "group_not_found")
 
 
 @pytest.mark.parametrize(

@@ -333,6 +333,11 @@ def consume(generated: Generated) -> None:
 
     received = generated.call("receiveMessages", "consumers", body=generated.body("receiveMessages"), status=200)
     assert [(one.attempt, one.queue_offset) for one in received.messages] == [(1, offset) for offset in range(5)]
+    page = generated.call("listLeases", "consumers", page_size=2, status=200)
+    assert [(one.message_id, one.attempt) for one in page.items] == [(one.message_id, 1) for one in received.messages[:2]]
+    rest = generated.call("listLeases", "consumers", page_token=page.next_page_token, status=200)
+    assert [one.queue_offset for one in rest.items] == [2, 3, 4]
+    assert not rest.next_page_token
     first, second, third, fourth, fifth = [one.receipt_handle for one in received.messages]
     (kept,) = settle(generated, "extendLeases", first, lease_ms=3_600_000).results
     assert kept.lease_expires_at > received.messages[0].lease_expires_at

@@ -74,7 +74,7 @@ def test_a_reset_is_told_of_a_message_that_the_group_had():
     async def life(house: House) -> None:
         await house.send("a")
         await house.ack(*await house.receive())
-        await house.delivery.reset(GROUP, "orders", {ORDERS: 0})
+        await house.delivery.set_positions(GROUP, {ORDERS: 0})
         await house.receive()
         await house.send("b")
 

@@ -1,0 +1,47 @@
+"""The leases of a consumer group over HTTP."""
+
+from msgspec import UNSET
+
+from app import codec, pages
+from app.exchange import Call, Reply, reply
+from app.groups.schemas import Lease, LeasePage
+from app.problems import Refusal
+from app.services import Services
+from app.topics.schemas import PageQuery
+from delivery import lease_list
+from delivery.lease_list import Place
+
+_KIND = "leases"
+
+
+async def list_(services: Services, call: Call, group: str) -> Reply:
+    services.consumer_groups.get(group)
+    query = call.parameters(PageQuery)
+    after = None if query.page_token is UNSET else _place(pages.decode_token(_KIND, query.page_token))
+    found = await services.delivery.leases(group, after=after, count=query.page_size + 1)
+    page = LeasePage(items=[_view(one) for one in found[: query.page_size]])
+    if len(found) > query.page_size:
+        last = found[query.page_size - 1].place
+        page.next_page_token = pages.encode_token(_KIND, f"{last.topic}/{last.queue}/{last.offset}")
+    return reply(200, page)
+
+
+def _place(position: str) -> Place:
+    topic, queue, offset = [*position.rsplit("/", 2), "", ""][:3]
+    if not all(number.isascii() and number.isdigit() and len(number) < 19 for number in (queue, offset)):
+        raise Refusal("invalid_page_token")
+    return Place(topic, int(queue), int(offset))
+
+
+def _view(one: lease_list.Lease) -> Lease:
+    message, place = one.message, one.place
+    return Lease(
+        message_id=UNSET if message is None else message.message_id,
+        topic=place.topic if message is None else message.queue.topic,
+        queue_id=place.queue if message is None else message.queue.number,
+        queue_offset=place.offset if message is None else message.queue_offset,
+        key=UNSET if message is None or message.key is None else message.key,
+        ordering_key=UNSET if message is None or message.ordering_key is None else message.ordering_key,
+        attempt=one.attempt,
+        lease_expires_at=codec.rfc3339(one.expires_at_ms),
+    )
