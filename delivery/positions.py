@@ -20,12 +20,19 @@ from storage.message import Durability, QueueId
 
 
 class Move(NamedTuple):
-    """What a reset does in one queue; `settled`: how many of the messages in between the group was done with."""
+    """What a reset does in one queue.
+
+    `settled`: messages that the group was done with, of those in between and of those behind `from_offset`; `again`: those of
+    them that come once more. `leases`, `retries`: how many end.
+    """
 
     queue: QueueId
     from_offset: int
     to_offset: int
     settled: int
+    again: int
+    leases: int
+    retries: int
 
     @property
     def affected(self) -> int:
@@ -71,28 +78,42 @@ class Positions:
 
     async def plan(self, group: str, positions: Mapping[QueueId, int]) -> list[Move]:
         """What going on at these offsets would do."""
+        leases = self._journal.table.find(group)
+        return await self._plan(group, positions, {} if leases is None else await self._retries_of(leases, positions))
+
+    async def _plan(self, group: str, positions: Mapping[QueueId, int], begun: Mapping[QueueId, Sequence[Run]]) -> list[Move]:
+        """`begun`: as `_retries_of` says."""
+        leases = self._journal.table.find(group)
+        waiting = {} if leases is None else leases.waiting
         moves = []
         for queue, offset in positions.items():
             begin = await self.get(group, queue)
             if begin is None:
                 begin = (await self._store.offsets(queue)).first
             known = self._find(group, queue)
-            low, high = min(begin, offset), max(begin, offset)
-            settled = high - low if offset < begin else 0
-            if known is not None and offset > begin:
-                looked_at = min(high, known.slots.cursor)
-                settled = max(0, looked_at - low) - sum(low <= slot.offset < looked_at for slot in known.slots)
-            moves.append(Move(queue, begin, offset, settled))
+            settled = again = max(0, begin - offset)
+            lent, retries = 0, waiting.get(str(queue), 0) + len(begun.get(queue, ()))
+            if known is not None:
+                # Up to the cursor the group has looked at everything; what has no slot there it is done with.
+                cursor, counts = known.slots.cursor, known.slots.counts
+                low, ahead, unsettled = min(begin, offset), 0, 0
+                for slot in known.slots:
+                    unsettled += slot.offset >= low
+                    ahead += slot.offset >= offset
+                settled, again = max(0, cursor - low) - unsettled, max(0, cursor - offset) - ahead
+                lent = counts[State.LEASED] + counts[State.ACKING] + counts[State.MOVING]
+                retries += counts[State.WAITING]
+            moves.append(Move(queue, begin, offset, settled, again, lent, retries))
         return moves
 
     async def reset(self, group: str, positions: Mapping[QueueId, int]) -> list[Move]:
         """Go on at these offsets. The leases and the waiting retries of these queues end. Durable on return."""
         async with self._receiving.taking(group):
             leases = self._journal.table.group(group)
-            moves = await self.plan(group, positions)
-            voided = await self._retries_of(leases, positions)
+            begun = await self._retries_of(leases, positions)
+            moves = await self._plan(group, positions, begun)
             given = [Position(*queue, offset) for queue, offset in positions.items()]
-            await self._reset(leases, given, ends_retries=True, voided=voided)
+            await self._reset(leases, given, ends_retries=True, voided=[run for runs in begun.values() for run in runs])
         self._waiters.wake(group)
         return moves
 
@@ -174,18 +195,19 @@ class Positions:
         )
         await self._journal.append([], [event], Durability.SYNCED)
 
-    async def _retries_of(self, leases: GroupLeases, queues: Container[QueueId]) -> list[Run]:
+    async def _retries_of(self, leases: GroupLeases, queues: Container[QueueId]) -> dict[QueueId, list[Run]]:
         """Messages of these queues in the retry topic that the group has begun with."""
         retries = leases.find(retry_message.retry_queue(leases.group))
-        found = []
+        found: dict[QueueId, list[Run]] = {}
         for slot in [] if retries is None else list(retries.slots):
             assert retries is not None
             try:
                 (message,) = await self._store.read(retries.queue, slot.offset, max_messages=1, max_bytes=1)
             except (OffsetExpired, OffsetBeyondEnd, CorruptRecord):
                 continue
-            if retry_message.origin_of(message).queue in queues:
-                found.append(Run(*retries.queue, slot.offset, 1, slot.lease))
+            origin = retry_message.origin_of(message).queue
+            if origin in queues:
+                found.setdefault(origin, []).append(Run(*retries.queue, slot.offset, 1, slot.lease))
         return found
 
     def _find(self, group: str, queue: QueueId) -> QueueLeases | None:

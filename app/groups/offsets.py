@@ -128,23 +128,27 @@ async def _wanted(services: Services, given: ResetInput, topic: Topic) -> Mappin
 
 
 def _effect(moves: Sequence[positions.Move], *, dry_run: bool) -> ResetResult:
-    again = sum(move.affected for move in moves if move.to_offset < move.from_offset)
     skipped = sum(move.affected for move in moves if move.to_offset > move.from_offset)
-    would = "would be" if dry_run else "are"
-    notes = []
-    if again:
-        notes.append(f"{again} messages {would} delivered again")
-    if skipped:
-        notes.append(f"{skipped} messages {would} passed over")
+    be, end = ("would be", "would end") if dry_run else ("will be", "ended")
+    notes = [
+        (sum(move.again for move in moves), "message", f"{be} delivered again"),
+        (skipped, "message", f"{be} passed over"),
+        (sum(move.leases for move in moves), "open lease", end),
+        (sum(move.retries for move in moves), "retry", end),
+    ]
     return ResetResult(
         dry_run=dry_run,
         queues=[
             QueueReset(queue_id=move.queue.number, from_offset=move.from_offset, to_offset=move.to_offset) for move in moves
         ],
-        messages_affected=again + skipped,
+        messages_affected=sum(move.affected for move in moves),
         already_acked=sum(move.settled for move in moves),
-        note=", ".join(notes) or "nothing changes",
+        note=", ".join(f"{_counted(count, what)} {verb}" for count, what, verb in notes if count) or "nothing changes",
     )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what.removesuffix('y')}{'ies' if what.endswith('y') else 's'}"
 
 
 async def _checked(services: Services, given: OffsetInput) -> QueueId:

@@ -200,5 +200,9 @@ class ResetResult(msgspec.Struct, kw_only=True):
     dry_run: bool
     queues: list[QueueReset]
     messages_affected: Annotated[int, Meta(description="The sum of the distances.")]
-    already_acked: Annotated[int, Meta(description="Those of them that the group was done with.")]
-    note: str
+    already_acked: Annotated[
+        int, Meta(description="Messages that the group was done with: of those, and of those behind the old offset.")
+    ]
+    note: Annotated[
+        str, Meta(description="For people: what comes again, what is passed over, how many leases and retries end.")
+    ]

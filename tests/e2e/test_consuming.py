@@ -171,6 +171,24 @@ def test_a_message_that_is_refused_too_often_is_a_dead_letter_and_can_be_redrive
     assert ok(api.get(f"/v1/messages/{message_id}"))["topic"] == topic
 
 
+def test_a_reset_to_where_the_group_is_says_what_it_ends_and_what_comes_again(api, topic, group):
+    group.send("a", "b", "c")
+    _, second, third = group.receive(lease_ms=60_000)
+    group.settle("ack", third)
+    group.settle("nack", second, delay_ms=60_000)
+    reset = {"topic": topic, "to": "earliest"}
+
+    planned = ok(api.post(f"{group.path}/offsets/reset", json=reset | {"dry_run": True}))
+    done = ok(api.post(f"{group.path}/offsets/reset", json=reset))
+    once_more = ok(api.post(f"{group.path}/offsets/reset", json=reset))
+
+    assert (planned["messages_affected"], planned["already_acked"]) == (0, 2)
+    assert planned["note"] == "2 messages would be delivered again, 1 open lease would end, 1 retry would end"
+    assert done["note"] == "2 messages will be delivered again, 1 open lease ended, 1 retry ended"
+    assert once_more["note"] == "nothing changes"
+    assert payloads(group.receive()) == ["a", "b", "c"]
+
+
 def test_a_redrive_by_id_names_the_ids_that_it_did_not_find_and_one_that_runs_says_how_long_it_takes(api, topic):
     group = Group(api, topic)
     sent = group.send("a", "b")
@@ -245,6 +263,8 @@ def test_a_reset_says_before_what_it_would_do_and_then_does_it(api, topic, group
 
     assert (planned["messages_affected"], planned["queues"]) == (2, [{"queue_id": 0, "from_offset": 2, "to_offset": 0}])
     assert done["queues"] == planned["queues"]
+    assert (planned["already_acked"], planned["note"]) == (2, "2 messages would be delivered again, 1 open lease would end")
+    assert (done["already_acked"], done["note"]) == (2, "2 messages will be delivered again, 1 open lease ended")
     assert group.settle("ack", third, status=207)[0]["status"] == 409
     assert [(one["payload"], one["attempt"]) for one in group.receive()] == [("a", 1), ("b", 1), ("c", 1)]
     for wrong, pointer in (({"to": "time"}, "/at"), ({"to": "offset", "offset": 0}, "/queue_id"), ({"at": "x"}, "/at")):
