@@ -4,7 +4,7 @@ A key is *held* while a message of it is leased or waits for its retry. Messages
 *open*: unsettled, and handed out in the order of their offsets once the key is free. Messages without a key are one key.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 
 
 class _Key:
@@ -31,6 +31,11 @@ class KeyOrder:
     def is_blocked(self, key: str) -> bool:
         """Must a later message of this key wait?"""
         return key in self._keys
+
+    def has_open(self, key: str) -> bool:
+        """Is there a message of this key that is to be handed out before later ones?"""
+        known = self._keys.get(key)
+        return known is not None and bool(known.open)
 
     def note(self, offset: int, key: str, *, is_held: bool) -> None:
         """A message that is unsettled: leased (or waiting), or open."""
@@ -66,16 +71,17 @@ class KeyOrder:
         insort(known.open, offset)
         self._look(self._key_of[offset], known)
 
-    def settle(self, offset: int, *, was_held: bool) -> None:
-        """A message is done with."""
+    def settle(self, offset: int) -> None:
+        """A message is done with, held or open."""
         key = self._key_of.pop(offset, None)
         if key is None:
             return
         known = self._keys[key]
-        if was_held:
-            known.held -= 1
+        at = bisect_left(known.open, offset)
+        if known.open[at : at + 1] == [offset]:
+            del known.open[at]
         else:
-            known.open.remove(offset)
+            known.held -= 1
         self._look(key, known)
 
     def _look(self, key: str, known: _Key) -> None:

@@ -152,7 +152,7 @@ class QueueLeases:
     def settle_taken(self, offset: int) -> None:
         """A message of `take_open` is not for the group."""
         if self.order is not None:
-            self.order.settle(offset, was_held=True)
+            self.order.settle(offset)
         self.slots.settle(offset, 1)
 
     def _note_open(self, offset: int) -> None:
@@ -171,7 +171,7 @@ class QueueLeases:
     def settle(self, first: int, count: int) -> None:
         if self.order is not None:
             for offset in range(first, first + count):
-                self.order.settle(offset, was_held=self.slots.state(offset) in HELD)
+                self.order.settle(offset)
         self.slots.settle(first, count)
 
 

@@ -113,7 +113,13 @@ class Receiving:
     async def wait(self, group: str, rules: GroupRules, request: Request, *, timeout_ms: float) -> None:
         """Return when it may be worth receiving again, or the time is up. It may be cancelled."""
         leases = self._journal.table.group(group)
-        queues = [(queue.queue, queue.slots.cursor) for queue in await self._queues(leases, rules)]
+        queues: list[tuple[QueueId, int]] = []
+        for queue in await self._queues(leases, rules):
+            end = (await self._store.offsets(queue.queue)).end
+            if queue.slots.cursor < end and not _has_passed_many(queue, rules):
+                await asyncio.sleep(0)  # a receive looks at so much and no more: it goes on after others had their turn
+                return
+            queues.append((queue.queue, end))
         await self._waiters.wait(group, queues, timeout_ms=timeout_ms, attempt_id=request.attempt_id)
 
     async def begin(self, group: str, rules: GroupRules) -> None:
@@ -147,6 +153,7 @@ class Receiving:
                 await self._take(taking, rules)
             except BaseException:
                 taking.take_back()
+                self._waiters.wake(group)
                 raise
         if not taking.taken:
             return []
@@ -245,8 +252,9 @@ class Receiving:
         queues = queues[at:] + queues[:at]
         for queue in queues:
             await self._learn(queue, rules)
-            if queue.has_open and not taking.is_full:
-                await self._take_open(taking, queue, rules)
+            # Again, since of those that it took some may turn out to be for nobody.
+            while queue.has_open and not taking.is_full and await self._take_open(taking, queue, rules):
+                pass
         for queue in queues:
             if taking.is_full:
                 return
@@ -284,18 +292,22 @@ class Receiving:
                 keys.append((offset, message.ordering_key or ""))
         queue.learn(keys)
 
-    async def _take_open(self, taking: Taking, queue: QueueLeases, rules: GroupRules) -> None:
+    async def _take_open(self, taking: Taking, queue: QueueLeases, rules: GroupRules) -> bool:
+        """Look at as many as there is room for. False where there were none."""
         exhausted: list[Taken] = []
         offsets = queue.take_open(taking.left)
         left = dict.fromkeys(offsets)
         try:
             async for offset, message in self._read_each(queue.queue, offsets):
                 slot = queue.slots.get(offset)
-                if message is None or not self._is_to_come(taking.leases, queue, rules, message, slot.attempt):
+                if slot.state != State.OPEN:
+                    pass  # it was settled meanwhile
+                elif message is None or not self._is_to_come(taking.leases, queue, rules, message, slot.attempt):
                     queue.settle_taken(offset)
                 elif slot.attempt >= rules.max_attempts:
                     exhausted.append(Taken(queue, offset, slot.attempt, message))
                     queue.slots.set_state(offset, State.MOVING)
+                    continue
                 elif not taking.fits(message):
                     continue
                 else:
@@ -303,11 +315,15 @@ class Receiving:
                     taking.lend(queue, offset, attempt + 1, message)
                     taking.keys.add((queue.index, message.ordering_key or ""))
                 del left[offset]
+            for one in exhausted:
+                del left[one.offset]
         finally:
             for offset in left:
-                queue.put_back(offset)
+                if queue.slots.state(offset) != State.SETTLED:
+                    queue.put_back(offset)
         if exhausted:
             await self._settling.give_up(taking.leases, rules, exhausted)
+        return bool(offsets)
 
     async def _take_new(self, taking: Taking, queue: QueueLeases, rules: GroupRules) -> None:
         slots, wanted = queue.slots, filter_of(rules.subscriptions, queue.queue.topic)
@@ -318,8 +334,7 @@ class Receiving:
             if slots.cursor < bounds.first:
                 queue.settle(slots.prefix, slots.cursor - slots.prefix)  # what the log has dropped
                 slots.advance_to(bounds.first)
-            has_passed_many = rules.ordered and slots.counts[State.OPEN] >= _MOST_PASSED
-            if taking.is_full or slots.cursor >= bounds.end or has_passed_many:
+            if taking.is_full or slots.cursor >= bounds.end or _has_passed_many(queue, rules):
                 return
             if is_plain:
                 await self._take_plain(taking, queue)
@@ -366,7 +381,8 @@ class Receiving:
                 end = offset
                 break
             key = message.ordering_key or ""
-            if order is not None and order.is_blocked(key) and (queue.index, key) not in taking.keys:
+            is_ours = (queue.index, key) in taking.keys
+            if order is not None and order.is_blocked(key) and (order.has_open(key) or not is_ours):
                 slots.put(offset, 1, State.OPEN, attempt=0)
                 order.note(offset, key, is_held=False)
                 continue
@@ -431,6 +447,10 @@ class Receiving:
             for message in messages or (None,):
                 yield offsets[at], message
                 at += 1
+
+
+def _has_passed_many(queue: QueueLeases, rules: GroupRules) -> bool:
+    return rules.ordered and queue.slots.counts[State.OPEN] >= _MOST_PASSED
 
 
 def _held(leases: GroupLeases, attempt: Attempt, now_ms: int) -> Iterator[tuple[QueueLeases, int]]:

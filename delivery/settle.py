@@ -307,13 +307,18 @@ class Settling:
         """In pieces; which of them failed, and why. What failed is held again, until its lease ends or it is tried again."""
         failed: list[tuple[_Move, MessagingError]] = []
 
+        def hold_again(one: _Move, error: MessagingError) -> None:
+            until_ms = self._clock.monotonic_ms() + _TRY_AGAIN_MS
+            leases.hold_again(one.queue, one.offset, until_ms if tries_again else one.deadline_ms)
+            failed.append((one, error))
+
         def stays(one: _Move) -> bool:
             """In order, or at once: it is handed out again from where it lies."""
             return one.fate is Fate.AGAIN and (rules.ordered or not one.delay_ms)
 
         staying = [one for one in moves if stays(one)]
         pieces: list[_Piece] = [[(one, None) for one in staying]] if staying else []
-        pieces += await self._pieces([one for one in moves if not stays(one)])
+        pieces += await self._pieces([one for one in moves if not stays(one)], hold_again)
         for piece in pieces:
             try:
                 if stays(piece[0][0]):
@@ -322,19 +327,24 @@ class Settling:
                     messages, events = self._moved(leases, piece)
                 await self._journal.append(messages, events, Durability.SYNCED)
             except MessagingError as error:
-                until_ms = self._clock.monotonic_ms() + _TRY_AGAIN_MS
                 for one, _ in piece:
-                    leases.hold_again(one.queue, one.offset, until_ms if tries_again else one.deadline_ms)
-                    failed.append((one, error))
+                    hold_again(one, error)
         self._waiters.wake(leases.group)
         return failed
 
-    async def _pieces(self, moves: Sequence[_Move]) -> list[_Piece]:
-        """With their messages, as many in a piece as one append may hold; None where the log no longer has the message."""
+    async def _pieces(self, moves: Sequence[_Move], hold_again: Callable[[_Move, MessagingError], None]) -> list[_Piece]:
+        """With their messages, as many in a piece as one append may hold; None where the log no longer has the message.
+
+        `hold_again`: told of those that cannot be read now.
+        """
         pieces: list[_Piece] = []
         left_bytes = left = 0
         for one in moves:
-            message = await self._read(one)
+            try:
+                message = await self._read(one)
+            except MessagingError as error:
+                hold_again(one, error)
+                continue
             size = 0 if message is None else len(message.body)
             if not pieces or left <= 0 or size > left_bytes:
                 pieces.append([])

@@ -40,10 +40,10 @@ class Taking:
 
     def fits(self, message: StoredMessage) -> bool:
         """Is there room for it? One message always has room."""
-        if self.left <= 0:
+        if self.left <= 0 or (self.taken and self.left_bytes <= 0):
             return False
         if self.taken and len(message.body) > self.left_bytes:
-            self.left_bytes = 0  # it is the next one's
+            self.left_bytes = 0  # it is the next one's, and so is whatever comes behind it
             return False
         return True
 

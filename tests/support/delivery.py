@@ -14,7 +14,7 @@ from scheduler.schedule_service import ScheduleService
 from storage.files.simulated import SimulatedDisk
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
-from storage.message import ORDERING_KEY, Durability, QueueId, StoredMessage
+from storage.message import ORDERING_KEY, Durability, Message, QueueId, StoredMessage
 from tests.support.builders import message
 from tests.support.simulation import ROOT, World
 
@@ -28,6 +28,16 @@ def rules(**fields: Any) -> GroupRules:
     return GroupRules(**{"subscriptions": (Subscription("orders"),), "lease_ms": 1_000, **fields})
 
 
+class WithdrawnNames(set[str]):
+    """Messages that are not handed out any more, by name."""
+
+    def is_withdrawn(self, message: Message) -> bool:
+        return message.message_id in self
+
+    def has_withdrawn(self, topic: str) -> bool:
+        return bool(self)
+
+
 class House:
     """One life of it. `rules` are those of the group `billing`; a test may put others in their place."""
 
@@ -36,6 +46,7 @@ class House:
         self.store = store
         self.rules: GroupRules | None = given
         self._ids = count(1)
+        self.withdrawn = WithdrawnNames()
         self.schedules = ScheduleService(store, world.clock, ScheduleOptions(catch_up_after_ms=1 << 50))
         self.delivery = Delivery(
             store,
@@ -43,6 +54,7 @@ class House:
             world.randomness,
             new_task_id=lambda: world.identifiers.new("task"),
             rules_of=lambda group: self.rules if group == GROUP else None,
+            withdrawn=self.withdrawn,
         )
 
     async def start(self, *, queues: int = 1, begins: bool = True) -> "House":
@@ -80,6 +92,19 @@ class House:
     async def names(self, max_messages: int = 100, **fields: Any) -> list[tuple[str, int]]:
         """What a receive is given: names and attempts."""
         return [named(one) for one in await self.receive(max_messages, **fields)]
+
+    async def long_poll(self, max_messages: int = 1, *, for_ms: int, lease_ms: int = 1_000) -> tuple[list[HandedOut], int]:
+        """One long poll: what it is given, and after how many receives."""
+        assert self.rules is not None
+        request = Request(max_messages=max_messages, max_bytes=1 << 20, lease_ms=lease_ms)
+        begun_ms, turns = self.now_ms, 0
+        while True:
+            found, turns = await self.receive(max_messages, lease_ms=lease_ms), turns + 1
+            left_ms = for_ms - (self.now_ms - begun_ms)
+            if found or left_ms <= 0:
+                return found, turns
+            assert turns < 1_000, "it spins"
+            await self.delivery.wait(GROUP, self.rules, request, timeout_ms=left_ms)
 
     async def ack(self, *given: HandedOut) -> list[bool]:
         return await self.delivery.ack(GROUP, [one.handle for one in given])

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from delivery import receipt
+from delivery import receipt, receive
 from delivery.groups import Start, Subscription
 from delivery.lease_events import LEASE_QUEUE, Position, Reset, event_message, read_event
 from delivery.receive import HandedOut, Request
-from storage.errors import StorageFull
-from storage.message import Appended, Durability, Message, QueueId
+from storage.errors import Backpressure, StorageFull
+from storage.message import Appended, Durability, Message, QueueId, StoredMessage
 from tests.support.delivery import EVERYTHING, GROUP, ORDERS, House, Life, in_house, named, rules, without_snapshot
 
 SECOND = QueueId("orders", 1)
@@ -488,7 +488,95 @@ def test_a_group_may_become_ordered_and_cease_to_be():
     in_house(life)
 
 
+def test_in_an_ordered_group_no_message_overtakes_those_of_its_key_that_are_open_again():
+    async def life(house: House) -> None:
+        await house.send("m1", "m2", "m3", "m4", key="k")
+        (first,) = await house.receive(1)
+        assert await house.receive() == []  # the others are met, and left for later
+        await house.send("m5", key="k")
+        house.withdrawn.add("m2")
+        await house.ack(first)
+
+        got = []
+        while received := await house.receive(2):
+            got += [named(one) for one in received]
+            await house.ack(*received)
+
+        assert got == [("m3", 1), ("m4", 1), ("m5", 1)]
+
+    in_house(life, given=rules(ordered=True, lease_ms=60_000))
+
+
+def test_in_an_ordered_group_an_empty_message_does_not_jump_over_a_larger_one():
+    async def life(house: House) -> None:
+        await house.send("a", key="k")
+        (a,) = await house.receive(1)
+        await house.send("b", "c" * 500, "", key="k")
+        assert await house.receive() == []
+        await house.ack(a)
+
+        first = await house.receive(max_bytes=50)
+
+        assert [len(one.message.body) for one in first] == [1]
+        await house.ack(*first)
+        assert [len(one.message.body) for one in await house.receive()] == [500, 0]
+
+    in_house(life, given=rules(ordered=True, lease_ms=60_000))
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_receive_looks_on_where_the_first_that_is_open_is_for_nobody(ordered):
+    async def life(house: House) -> None:
+        await house.send("a", "b", key="k")
+        await house.receive()
+        house.withdrawn.add("a")
+        await house.pass_time(1_100)
+
+        assert await house.names(1) == [("b", 2)]
+
+    in_house(life, given=rules(ordered=ordered))
+
+
+def test_a_long_poll_behind_many_that_wait_for_their_key_waits_too(monkeypatch):
+    monkeypatch.setattr(receive, "_MOST_PASSED", 50)
+
+    async def life(house: House) -> None:
+        await house.send(*[f"m{number}" for number in range(600)])
+        await house.receive(1, lease_ms=60_000)
+        begun_ms = house.now_ms
+
+        found, turns = await house.long_poll(for_ms=20_000)
+
+        assert (found, house.now_ms - begun_ms) == ([], 20_000)
+        assert turns < 10
+
+    in_house(life, given=rules(ordered=True))
+
+
 # ------------------------------------------------------------------------------------------------------------ filters
+
+
+def test_no_long_poll_sleeps_in_front_of_what_nobody_has_looked_at(monkeypatch):
+    monkeypatch.setattr(receive, "_SCAN_CODES", 100)
+    monkeypatch.setattr(receive, "_SCAN_READS", 2)
+
+    async def life(house: House) -> None:
+        parked = asyncio.ensure_future(house.long_poll(for_ms=20_000))  # its watcher stands at the beginning
+        await house.sleep(10)
+        await house.send(*[f"no{number}" for number in range(3_000)], tag="no")
+        await house.send("yes", tag="yes")
+        begun_ms = house.now_ms
+
+        polls = {parked, asyncio.ensure_future(house.long_poll(for_ms=20_000))}
+        done, others = await asyncio.wait(polls, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+
+        assert [named(one) for poll in done for one in poll.result()[0]] == [("yes", 1)]
+        assert house.now_ms - begun_ms < 1_000
+        for poll in others:
+            poll.cancel()
+        await house.delivery.drain()
+
+    in_house(life, given=rules(subscriptions=(Subscription("orders", "tag", "yes"),)))
 
 
 def test_a_group_is_given_what_its_filter_lets_pass_and_its_offset_goes_on():
@@ -748,6 +836,53 @@ def test_what_could_not_be_noted_is_not_lent_and_its_attempt_does_not_count():
 
     async def failing(*_: object, **__: object) -> None:
         raise StorageFull
+
+    in_house(life)
+
+
+def test_a_read_that_fails_strands_none_of_the_messages_that_were_to_be_given_up():
+    async def life(house: House) -> None:
+        await house.send("a", "b", "c")
+        given = await house.receive()
+        await house.ack(given[1])
+        await house.pass_time(1_100)
+        house.rules = rules(max_attempts=1)
+        read = house.store.read
+
+        async def failing(queue: QueueId, queue_offset: int, **options: Any) -> list[StoredMessage]:
+            if (queue, queue_offset) == (ORDERS, 2):
+                raise Backpressure("later")
+            return await read(queue, queue_offset, **options)
+
+        house.store.read = failing  # type: ignore[method-assign]
+        with pytest.raises(Backpressure):
+            await house.receive()
+        house.store.read = read  # type: ignore[method-assign]
+
+        assert await house.receive() == []
+        assert [one.message_id for one in await house.dead_letters()] == ["a", "c"]
+        assert await house.position() == 3
+
+    in_house(life)
+
+
+def test_of_refused_messages_those_that_can_be_read_move_and_the_others_stay_lent():
+    async def life(house: House) -> None:
+        await house.send("a", "b", "c")
+        given = await house.receive()
+        read = house.store.read
+
+        async def failing(queue: QueueId, queue_offset: int, **options: Any) -> list[StoredMessage]:
+            if (queue, queue_offset) == (ORDERS, 1):
+                raise Backpressure("later")
+            return await read(queue, queue_offset, **options)
+
+        house.store.read = failing  # type: ignore[method-assign]
+        assert await house.give_up(*given) == [True, False, True]
+        house.store.read = read  # type: ignore[method-assign]
+
+        assert [one.message_id for one in await house.dead_letters()] == ["a", "c"]
+        assert await house.ack(given[1]) == [True]
 
     in_house(life)
 

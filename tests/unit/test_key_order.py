@@ -17,6 +17,7 @@ def test_a_key_is_held_by_one_at_a_time_and_its_messages_come_in_their_order(see
             key = chance.choice("abc")
             blocked = key in held.values() or key in open_.values()
             assert order.is_blocked(key) == blocked
+            assert order.has_open(key) == (key in open_.values())
             (open_ if blocked else held)[next_offset] = key
             order.note(next_offset, key, is_held=not blocked)
             next_offset += 1
@@ -36,7 +37,7 @@ def test_a_key_is_held_by_one_at_a_time_and_its_messages_come_in_their_order(see
             order.release(offset)
         elif held or open_:
             offset = chance.choice([*held, *open_])
-            order.settle(offset, was_held=offset in held)
+            order.settle(offset)
             held.pop(offset, None)
             open_.pop(offset, None)
         assert order.has_takeable == any(key not in held.values() for key in open_.values())
