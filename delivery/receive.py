@@ -90,7 +90,7 @@ class Receiving:
         self._randomness = randomness
         self._withdrawn = withdrawn
         self._locks: dict[str, asyncio.Lock] = {}
-        self._granting: dict[tuple[str, str], asyncio.Future[None]] = {}
+        self._granting: dict[tuple[str, str], asyncio.Event] = {}
 
     def taking(self, group: str) -> asyncio.Lock:
         """Held while messages of the group are chosen: who moves its positions holds it too."""
@@ -100,15 +100,30 @@ class Receiving:
         """What there is now, if anything. Raises what `append` and `read` raise."""
         leases = self._journal.table.group(group)
         await self._settling.end_due(leases, rules)
-        while (attempt_id := request.attempt_id) is not None:
+        if request.attempt_id is None:
+            return await self._grant(group, rules, request)
+        return await self._receive_once(leases, rules, request, request.attempt_id)
+
+    async def _receive_once(self, leases: GroupLeases, rules: GroupRules, request: Request, attempt_id: str) -> list[HandedOut]:
+        """Whoever asks for the same meanwhile waits until this one is in the log."""
+        name = (leases.group, attempt_id)
+        while True:
             again = await self._again(leases, attempt_id)
             if again:
                 return again
-            granting = self._granting.get((group, attempt_id))
+            granting = self._granting.get(name)
             if granting is None:
                 break
-            await granting
-        return await self._grant(group, rules, request)
+            await granting.wait()
+        granting = self._granting[name] = asyncio.Event()
+        try:
+            found = await self._grant(leases.group, rules, request)
+        finally:
+            del self._granting[name]
+            granting.set()
+        if found:
+            self._waiters.wake_twins(*name)
+        return found
 
     async def wait(self, group: str, rules: GroupRules, request: Request, *, timeout_ms: float) -> None:
         """Return when it may be worth receiving again, or the time is up. It may be cancelled."""
@@ -171,35 +186,20 @@ class Receiving:
             worker=request.worker,
             attempt_id=request.attempt_id,
         )
-        if request.attempt_id is None:
-            await self._note_grant(event, taking)
-        else:
-            await self._note_repeatable(event, taking, request.attempt_id)
-        if taking.is_full:
-            self._waiters.wake(group)  # there may be more
-        return self._handed_out(taking.taken, taking.lease, until_ms)
-
-    async def _note_grant(self, event: Leased, taking: Taking) -> None:
         try:
             await self._journal.append([], [event], Durability.BUFFERED, applies=False)
         except BaseException:
             taking.take_back()
-            self._waiters.wake(event.group)
+            self._waiters.wake(group)
             raise
-
-    async def _note_repeatable(self, event: Leased, taking: Taking, attempt_id: str) -> None:
-        """Whoever asks for the same meanwhile waits until this one is in the log."""
-        leases = taking.leases
-        granting = self._granting[leases.group, attempt_id] = asyncio.get_running_loop().create_future()
-        try:
-            await self._note_grant(event, taking)
+        if request.attempt_id is not None:
             places = [(one.queue.index, one.offset) for one in taking.taken]
-            leases.note_attempt(attempt_id, Attempt(taking.lease, event.until_ms, taking.deadline_ms, places))
-            self._forget_attempts(leases)
-        finally:
-            del self._granting[leases.group, attempt_id]
-            granting.set_result(None)
-            self._waiters.wake_twins(leases.group, attempt_id)
+            attempt = Attempt(taking.lease, until_ms, taking.deadline_ms, places)
+            taking.leases.note_attempt(request.attempt_id, attempt)
+            self._forget_attempts(taking.leases)
+        if taking.is_full:
+            self._waiters.wake(group)  # there may be more
+        return self._handed_out(taking.taken, taking.lease, until_ms)
 
     def _handed_out(self, taken: list[Taken], lease: int, until_ms: int) -> list[HandedOut]:
         handles = receipt.encode([(one.queue.hash, one.offset) for one in taken], lease)
@@ -228,8 +228,8 @@ class Receiving:
                 if slot.deadline_ms != attempt.deadline_ms:
                     until_ms = now.wall_ms + slot.deadline_ms - now.monotonic_ms
                 found += self._handed_out([Taken(queue, offset, slot.attempt, message)], attempt.lease, until_ms)
-        if not found:
-            leases.attempts.pop(attempt_id, None)
+        if not found and leases.attempts.get(attempt_id) is attempt:
+            del leases.attempts[attempt_id]
         return found
 
     def _forget_attempts(self, leases: GroupLeases) -> None:

@@ -93,13 +93,13 @@ class House:
         """What a receive is given: names and attempts."""
         return [named(one) for one in await self.receive(max_messages, **fields)]
 
-    async def long_poll(self, max_messages: int = 1, *, for_ms: int, lease_ms: int = 1_000) -> tuple[list[HandedOut], int]:
-        """One long poll: what it is given, and after how many receives."""
+    async def long_poll(self, *, for_ms: int, attempt_id: str | None = None) -> tuple[list[HandedOut], int]:
+        """For one message: what it is given, and after how many receives."""
         assert self.rules is not None
-        request = Request(max_messages=max_messages, max_bytes=1 << 20, lease_ms=lease_ms)
+        request = Request(max_messages=1, max_bytes=1 << 20, lease_ms=self.rules.lease_ms, attempt_id=attempt_id)
         begun_ms, turns = self.now_ms, 0
         while True:
-            found, turns = await self.receive(max_messages, lease_ms=lease_ms), turns + 1
+            found, turns = await self.delivery.receive(GROUP, self.rules, request), turns + 1
             left_ms = for_ms - (self.now_ms - begun_ms)
             if found or left_ms <= 0:
                 return found, turns

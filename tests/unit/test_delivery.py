@@ -396,6 +396,58 @@ def test_the_same_attempt_again_gets_the_same_messages_under_the_same_leases():
     in_house(life)
 
 
+def test_twins_get_the_same_messages_where_reading_takes_time():
+    async def life(house: House) -> None:
+        read = house.store.read
+
+        async def slow(queue: QueueId, queue_offset: int, **options: Any) -> list[StoredMessage]:
+            await house.sleep(5)
+            return await read(queue, queue_offset, **options)
+
+        house.store.read = slow  # type: ignore[method-assign]
+        assert await asyncio.gather(*[house.receive(2, attempt_id="x") for _ in range(3)]) == [[], [], []]
+        await house.send("a", "b", "c", "d")
+
+        first, *twins = await asyncio.gather(*[house.receive(2, attempt_id="x") for _ in range(3)])
+
+        assert [named(one) for one in first] == [("a", 1), ("b", 1)]
+        assert twins == [first, first]
+
+    in_house(life)
+
+
+def test_a_twin_that_goes_away_or_fails_keeps_none_of_the_others_from_their_messages():
+    async def life(house: House) -> None:
+        await house.send("a")
+        append = house.store.append
+
+        async def held_back(messages: Sequence[Message], **options: Any) -> list[Appended]:
+            await house.sleep(20)
+            if gone.cancelled():
+                return await append(messages, **options)
+            gone.cancel()
+            raise StorageFull
+
+        house.store.append = held_back  # type: ignore[method-assign]
+        failing, gone, last = [asyncio.ensure_future(house.receive(attempt_id="x")) for _ in range(3)]
+        await asyncio.wait({failing, gone, last})
+
+        assert isinstance(failing.exception(), StorageFull)
+        assert gone.cancelled()
+        assert [named(one) for one in last.result()] == [("a", 1)]
+
+    in_house(life)
+
+
+def test_two_of_one_attempt_that_wait_for_messages_do_not_wake_each_other():
+    async def life(house: House) -> None:
+        polls = [house.long_poll(for_ms=20_000, attempt_id="x") for _ in range(2)]
+
+        assert [found for found, _ in await asyncio.gather(*polls)] == [[], []]
+
+    in_house(life)
+
+
 def test_an_attempt_is_known_after_kill_9():
     kept: list[HandedOut] = []
 
