@@ -212,6 +212,11 @@ class GroupLeases:
         self._by_id[queue] = self._by_hash[added.hash] = added
         return added
 
+    @property
+    def is_anew(self) -> bool:
+        """Was there a group of the name before, that was deleted? What was said for that one does not count."""
+        return self.void_before > 0
+
     def is_void(self, queue: QueueId, generation: int) -> bool:
         """Was a retry of a message of this queue ended by a reset, or with an earlier group of the name?"""
         return generation < self._void_before(str(queue))

@@ -62,18 +62,24 @@ class Positions:
 
     async def get(self, group: str, queue: QueueId) -> int | None:
         """Everything below is settled; None where the group has not said and not received anything."""
-        known = self._find(group, queue)
-        return await self._store.committed_offset(group, queue) if known is None else known.slots.prefix
+        leases = self._journal.table.find(group)
+        if leases is None:
+            return await self._store.committed_offset(group, queue)
+        known = leases.find(queue)
+        return await self._receiving.committed(leases, queue) if known is None else known.slots.prefix
 
     async def set(self, group: str, positions: Mapping[QueueId, int]) -> None:
         """Go on at these offsets; leases in these queues end. Durable on return."""
         async with self._receiving.taking(group):
-            leased = [Position(*queue, offset) for queue, offset in positions.items() if self._find(group, queue) is not None]
+            leases = self._journal.table.group(group)
+            leased = []
             for queue, offset in positions.items():
-                if self._find(group, queue) is None:
+                if leases.is_anew or leases.find(queue) is not None:
+                    leased.append(Position(*queue, offset))
+                else:
                     await self._store.commit_offset(group, queue, offset)
             if leased:
-                await self._reset(self._journal.table.group(group), leased)
+                await self._reset(leases, leased)
         self._waiters.wake(group)
 
     async def plan(self, group: str, positions: Mapping[QueueId, int]) -> list[Move]:

@@ -138,19 +138,27 @@ class Receiving:
         await self._waiters.wait(group, queues, timeout_ms=timeout_ms, attempt_id=request.attempt_id)
 
     async def begin(self, group: str, rules: GroupRules) -> None:
-        """Let a group that starts at the end begin there: in those of its queues in which it has no position yet."""
+        """Let a group that starts at the end begin there: in those of its queues in which it has no position yet.
+
+        Before anybody receives by these rules: who does begins at the first message.
+        """
         if rules.start is not Start.LATEST:
             return
-        leases = self._journal.table.group(group)
-        positions = []
-        for topic in dict.fromkeys(one.topic for one in rules.subscriptions):
-            for queue in await self._store.queues(topic):
-                if leases.find(queue) is None and await self._store.committed_offset(group, queue) is None:
-                    end = (await self._store.offsets(queue)).end
-                    positions.append(Position(*queue, end))
-        if positions:
-            event = Reset(group=group, positions=positions, generation=leases.generation)
-            await self._journal.append([], [event], Durability.SYNCED)
+        async with self.taking(group):
+            leases = self._journal.table.group(group)
+            positions = []
+            for topic in dict.fromkeys(one.topic for one in rules.subscriptions):
+                for queue in await self._store.queues(topic):
+                    if leases.find(queue) is None and await self.committed(leases, queue) is None:
+                        end = (await self._store.offsets(queue)).end
+                        positions.append(Position(*queue, end))
+            if positions:
+                event = Reset(group=group, positions=positions, generation=leases.generation)
+                await self._journal.append([], [event], Durability.SYNCED)
+
+    async def committed(self, leases: GroupLeases, queue: QueueId) -> int | None:
+        """The offset of a queue that the group never received from; None where it has not said, or was made anew since."""
+        return None if leases.is_anew else await self._store.committed_offset(leases.group, queue)
 
     # ---------------------------------------------------------------------------------------------------------- granting
 
@@ -269,12 +277,12 @@ class Receiving:
                 queues = await self._store.queues(topic)
             except UnknownTopic:
                 continue  # it was deleted: the group reads what is left
-            found += [leases.find(one) or leases.open(one, await self._position(leases.group, one)) for one in queues]
+            found += [leases.find(one) or leases.open(one, await self._position(leases, one)) for one in queues]
         return found
 
-    async def _position(self, group: str, queue: QueueId) -> int:
+    async def _position(self, leases: GroupLeases, queue: QueueId) -> int:
         """Where a group begins in a queue that it has never received from: one that starts at the end has its position."""
-        committed = await self._store.committed_offset(group, queue)
+        committed = await self.committed(leases, queue)
         return (await self._store.offsets(queue)).first if committed is None else committed
 
     async def _learn(self, queue: QueueLeases, rules: GroupRules) -> None:

@@ -32,8 +32,9 @@ async def put(services: Services, call: Call, name: str) -> Reply:
         dead_letter=given.dead_letter,
         ordered=given.ordered,
     )
-    group, is_new = await services.consumer_groups.put(name, rules)
+    # The positions first: a group that could receive before it has them would be handed its whole history.
     await services.delivery.begin(name, rules)
+    group, is_new = await services.consumer_groups.put(name, rules)
     return _answer(group, status=201 if is_new else 200)
 
 

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from itertools import count
 from typing import Any
@@ -270,6 +271,40 @@ def test_a_reset_says_before_what_it_would_do_and_then_does_it(api, topic, group
     for wrong, pointer in (({"to": "time"}, "/at"), ({"to": "offset", "offset": 0}, "/queue_id"), ({"at": "x"}, "/at")):
         body = reset | wrong
         assert_problem(api.post(f"{group.path}/offsets/reset", json=body), 422, "validation_failed", pointer)
+
+
+def test_a_reset_of_one_queue_leaves_the_retries_of_the_others(api, topic):
+    ok(api.post("/v1/topics", json={"topic": f"{topic}-of-two", "queues": 2}), 201)
+    group = Group(api, f"{topic}-of-two", lease_ms=LONG_MS)
+    group.send("zero", queue_id=0)
+    group.send("one", queue_id=1)
+    group.settle("nack", *group.receive(), delay_ms=200)
+
+    ok(api.post(f"{group.path}/offsets/reset", json={"topic": group.topic, "queue_id": 0, "to": "latest"}))
+
+    (again,) = group.receive(wait_ms=5_000)
+    assert (again["payload"], again["attempt"]) == ("one", 2)
+    group.settle("ack", again)
+    assert group.lag()["messages_waiting"] == 0
+    assert group.offsets() == [1, 1]
+
+
+def test_nobody_who_receives_while_a_group_is_made_is_given_what_lies_before_its_start(api, topic):
+    names = [f"late-{number}-of-{topic}" for number in range(20)]
+    ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": "old"}), 201)
+
+    def receive_from(name: str) -> list[str]:
+        for _ in range(500):
+            response = api.post(f"/v1/groups/{name}/receive", json={})
+            if response.status_code == 200:
+                return payloads(response.json()["messages"])
+        raise AssertionError("the group was never there")
+
+    with ThreadPoolExecutor(2) as pool:
+        for name in names:
+            receiving = [pool.submit(receive_from, name) for _ in range(2)]
+            ok(api.put(f"/v1/groups/{name}", json={"topics": [{"topic": topic}], "start": "latest"}), 201)
+            assert [received.result() for received in receiving] == [[], []]
 
 
 def test_what_was_acknowledged_never_comes_again_and_what_was_not_does_whenever_the_service_is_killed(own):

@@ -850,6 +850,29 @@ def test_a_group_that_is_made_again_begins_anew_without_the_retries_of_before():
     in_house(life)
 
 
+@pytest.mark.parametrize("start", list(Start))
+def test_a_group_that_is_made_again_knows_no_offset_that_was_set_for_the_one_before(start):
+    async def first_life(house: House) -> None:
+        await house.send("a", "b")
+        await house.delivery.set_positions(GROUP, {ORDERS: 1})
+        await house.delivery.delete(GROUP)
+        assert await house.position() is None
+
+        house.rules = rules(start=start)
+        await house.delivery.begin(GROUP, house.rules)
+        await house.send("c")
+
+        assert [name for name, _ in await house.names()] == (["c"] if start is Start.LATEST else ["a", "b", "c"])
+        await house.delivery.delete(GROUP)
+        await house.delivery.set_positions(GROUP, {ORDERS: 2})
+
+    async def second_life(house: House) -> None:
+        assert await house.position() == 2
+        assert await house.names() == [("c", 1)]
+
+    in_house(first_life, second_life)
+
+
 def test_lag_counts_what_is_ready_leased_and_waiting():
     async def life(house: House) -> None:
         await house.send("a", "b", "c", "d")
