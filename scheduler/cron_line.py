@@ -24,8 +24,9 @@ _NAMED = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
 }
-# A search backwards begins so much behind its end: begun in an hour that comes twice, it would miss what is in the first one.
-_MARGIN_SECONDS = 86_400
+# Where clocks are turned, a search backwards begins so much behind its end: begun in an hour that comes twice, it would miss
+# what is in the first one. Elsewhere it need not: a line that fires every second has thousands of moments in there.
+_MARGIN_MS = 3 * 3_600_000
 
 
 class CronLine:
@@ -50,7 +51,8 @@ class CronLine:
     def latest(self, *, after_ms: int, until_ms: int, count: int) -> list[int]:
         """The last so many of those in (after_ms, until_ms], the earliest first."""
         found: list[int] = []
-        backwards = CronSim(self._fields, self._local(until_ms + _MARGIN_SECONDS * 1_000), reverse=True)
+        margin_ms = _MARGIN_MS if self._is_clock_turned_around(until_ms) else 1_000
+        backwards = CronSim(self._fields, self._local(until_ms + margin_ms), reverse=True)
         for moment_ms in map(_as_ms, backwards):
             if moment_ms <= after_ms or len(found) == count:
                 break
@@ -72,6 +74,10 @@ class CronLine:
                     last_ms = moment_ms
         except OverflowError:
             return  # the end of the calendar
+
+    def _is_clock_turned_around(self, moment_ms: int) -> bool:
+        around = (moment_ms - _MARGIN_MS, moment_ms, moment_ms + _MARGIN_MS)
+        return len({self._local(one_ms).utcoffset() for one_ms in around}) > 1
 
     def _local(self, moment_ms: int) -> datetime:
         return datetime.fromtimestamp(moment_ms // 1_000, self._zone)

@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import pytest
+from cronsim import CronSim
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -113,6 +114,24 @@ def test_what_is_no_time_zone_is_refused_by_its_name(zone):
     with pytest.raises(InvalidRequest, match="no time zone") as refused:
         CronLine("* * * * *", zone)
     assert refused.value.pointer == "/time_zone"
+
+
+def test_the_latest_of_a_line_that_fires_every_second_are_found_at_once(monkeypatch):
+    looked_at = 0
+
+    class Counted(CronSim):
+        def __next__(self) -> datetime:
+            nonlocal looked_at
+            looked_at += 1
+            return super().__next__()
+
+    monkeypatch.setattr("scheduler.cron_line.CronSim", Counted)
+    until_ms = ms("2026-06-01T12:00:00", BERLIN)
+
+    found = CronLine("* * * * * *", BERLIN).latest(after_ms=0, until_ms=until_ms, count=100)
+
+    assert found == [until_ms - 1_000 * before for before in range(99, -1, -1)]
+    assert looked_at < 110
 
 
 def test_a_line_that_names_no_day_at_all_never_fires():
