@@ -1,9 +1,10 @@
 """A cron schedule, what is noted in the log when it fires, and the plan of what is to fire now. Pure.
 
-    mark   topic rmq_sys_escrowmq_cron, queue 0, key: the schedule's id; fired, skipped, set aside; body JSON
+    mark   topic rmq_sys_escrowmq_cron, queue 0, key: the schedule's id; fired, skipped, set aside, counted anew; body JSON
 
 What people said is in the registry, what happened is in the log. Each mark says up to where the schedule is settled by it, and
 lies in one append with the message that it tells of: so a schedule goes on behind its last mark, whatever was killed when.
+Marks move on in time, but for those that count anew: the clock that the ones before went by was wrong.
 """
 
 from collections.abc import Sequence
@@ -79,7 +80,13 @@ class SetAside(CronMark, frozen=True, tag="set_aside"):
     reason: str
 
 
-AnyCronMark = Fired | Skipped | SetAside
+class CountedAnew(CronMark, frozen=True, tag="counted_anew"):
+    """It had been settled further than this, by a clock that was ahead; from here it goes on."""
+
+    fired_ahead: list[int] = []  # moments behind `settled_ms` that have fired all the same, and do not again
+
+
+AnyCronMark = Fired | Skipped | SetAside | CountedAnew
 _decoder: msgspec.json.Decoder[AnyCronMark] = msgspec.json.Decoder(AnyCronMark)
 
 

@@ -12,8 +12,18 @@ import msgspec
 import structlog
 
 from scheduler import cron_schedule
-from scheduler.cron_schedule import CRON_QUEUE, AnyCronMark, CronSchedule, CronState, Fired, SetAside, Skipped, plan
-from scheduler.cron_table import CronItem, CronTable
+from scheduler.cron_schedule import (
+    CRON_QUEUE,
+    AnyCronMark,
+    CountedAnew,
+    CronSchedule,
+    CronState,
+    Fired,
+    SetAside,
+    Skipped,
+    plan,
+)
+from scheduler.cron_table import CronItem, CronTable, Settled
 from scheduler.options import ScheduleOptions
 from storage.clock import Clock
 from storage.errors import (
@@ -37,6 +47,8 @@ _READ_MESSAGES = 512
 _READ_BYTES = 4 << 20
 _CANCELLED_KEPT = 1_000  # so that they can be looked at
 _RETRY_MS = 60_000  # one that was set aside is tried again
+_WRONG_CLOCK_MS = 86_400_000  # one that is settled so far ahead was settled by a clock that was wrong
+_MOST_AHEAD = 1_000  # firings of one schedule ahead of the clock that are known not to fire again
 
 
 class CronRegistry(Protocol):
@@ -92,6 +104,7 @@ class CronService:
         self._kept_end = 0
         self._turn = asyncio.Lock()  # a sweep and a change wait for one another
         self._retried_ms = clock.monotonic_ms()
+        self._swept_ms: int | None = None  # by the wall clock
 
     # ------------------------------------------------------------------------------------------------------ life cycle
 
@@ -130,7 +143,7 @@ class CronService:
                     log.error("cron_mark_damaged", queue_offset=message.queue_offset, reason=str(error))
                     is_damaged = True
                 else:
-                    self.table.settle(mark.schedule_id, mark.settled_ms)
+                    self._settle(mark)
             self._applied.restart(at + max(1, len(messages)))
         return is_damaged
 
@@ -138,8 +151,8 @@ class CronService:
         """Begin where the last snapshot ends. Before the time that is returned, marks were stored that nobody has any more."""
         snapshot = await self._store.load_snapshot(SNAPSHOT) if isinstance(self._store, Snapshots) else None
         if snapshot is not None:
-            for schedule_id, settled_ms in msgspec.msgpack.decode(snapshot.data, type=dict[str, int]).items():
-                self.table.settle(schedule_id, settled_ms)
+            for schedule_id, settled in msgspec.msgpack.decode(snapshot.data, type=dict[str, int | Settled]).items():
+                self.table.settle_as(schedule_id, Settled(settled) if isinstance(settled, int) else settled)
             self._kept_end = snapshot.positions[CRON_QUEUE]
         first = (await self._store.offsets(CRON_QUEUE)).first
         self._applied.restart(max(self._kept_end, first))
@@ -238,11 +251,15 @@ class CronService:
         if new == old:
             return self.table.put(old)  # tried again, where it was set aside
         times = (new.cron, new.time_zone, new.paused)
-        if times != (old.cron, old.time_zone, old.paused):
-            new = msgspec.structs.replace(new, counts_from_ms=self._clock.wall_ms())
+        now_ms, has_new_times = self._clock.wall_ms(), times != (old.cron, old.time_zone, old.paused)
+        if has_new_times:
+            new = msgspec.structs.replace(new, counts_from_ms=now_ms)
         new = msgspec.structs.replace(new, revision=old.revision + 1)
         await self._registry.change(new)
-        return self._put(new)
+        item = self._put(new)
+        if has_new_times and item.settled.until_ms > now_ms:
+            await self._count_anew(item, now_ms)
+        return item
 
     def _put(self, schedule: CronSchedule) -> CronItem:
         if schedule.idempotency_key is not None:
@@ -267,14 +284,44 @@ class CronService:
         fired = 0
         async with self._turn:
             self._retry_set_aside()
+            await self._look_for_wrong_clock(now_ms)
             while due := self.table.due(now_ms):
                 steps: list[_Step] = []
                 for number, item in enumerate(due, 1):
-                    steps += self._steps(item, now_ms)
-                    if number % _SLICE == 0:
+                    added = self._steps(item, now_ms)
+                    steps += added
+                    if number % _SLICE == 0 or len(added) > 1:  # to make up for what was missed takes its time
                         await asyncio.sleep(0)
                 fired += await self._take(steps)
         return fired
+
+    async def _look_for_wrong_clock(self, now_ms: int) -> None:
+        """A clock that was far ahead has settled what is still to come: once it is right, those schedules count from now."""
+        if self._swept_ms is None or now_ms < self._swept_ms:
+            limit_ms = now_ms + _WRONG_CLOCK_MS
+            for item in list(self.table):
+                from_ms = max(item.settled.until_ms, item.schedule.counts_from_ms)
+                if from_ms > limit_ms and item.schedule.cancelled_at_ms is None:
+                    await self._count_anew(item, now_ms)
+        self._swept_ms = now_ms
+
+    async def _count_anew(self, item: CronItem, now_ms: int) -> None:
+        """Whatever its marks say, it goes on from now; what has fired ahead of the clock does not again. Durable on return."""
+        log.warning("cron_counts_anew", schedule_id=item.schedule_id, settled_ms=item.settled.until_ms)
+        if item.schedule.counts_from_ms > now_ms:
+            schedule = msgspec.structs.replace(item.schedule, counts_from_ms=now_ms)
+            await self._registry.change(schedule)
+            item = self._put(schedule)
+        ahead = set(item.settled.fired_ahead)
+        try:
+            recent = await self.recent(item.schedule_id, count=_MOST_AHEAD)
+        except (CorruptRecord, msgspec.DecodeError) as damage:
+            log.error("cron_mark_damaged", schedule_id=item.schedule_id, reason=str(damage))
+        else:
+            ahead |= {one.mark.settled_ms for one in recent if isinstance(one.mark, Fired)}
+        fired_ahead = sorted(moment_ms for moment_ms in ahead if moment_ms > now_ms)
+        mark = CountedAnew(schedule_id=item.schedule_id, settled_ms=now_ms, fired_ahead=fired_ahead[:_MOST_AHEAD])
+        await self._append([_Step(item, mark, ())])
 
     def _retry_set_aside(self) -> None:
         now_ms = self._clock.monotonic_ms()
@@ -304,6 +351,8 @@ class CronService:
         return steps
 
     def _firing(self, item: CronItem, moment_ms: int) -> _Step:
+        if moment_ms in item.settled.fired_ahead:
+            return _Step(item, Skipped(schedule_id=item.schedule_id, settled_ms=moment_ms, since_ms=moment_ms), ())
         try:
             message = self._build(item.schedule, moment_ms)
         except RejectedError as refused:
@@ -357,8 +406,14 @@ class CronService:
                 self._applied.add(place.queue_offset)
         # The log has it: whoever comes next finds it settled, even if this is not on disk yet.
         for step in steps:
-            self.table.settle(step.mark.schedule_id, step.mark.settled_ms)
+            self._settle(step.mark)
             self._on_settled(_event(step.mark), now_ms - step.mark.settled_ms)
+
+    def _settle(self, mark: AnyCronMark) -> None:
+        if isinstance(mark, CountedAnew):
+            self.table.settle_as(mark.schedule_id, Settled(mark.settled_ms, frozenset(mark.fired_ahead)))
+        else:
+            self.table.settle(mark.schedule_id, mark.settled_ms)
 
 
 def _event(mark: AnyCronMark) -> str:

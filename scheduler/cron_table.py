@@ -7,17 +7,30 @@ import heapq
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 
+import msgspec
+
 from scheduler.cron_line import CronLine
 from scheduler.cron_schedule import CronSchedule, CronState
 from storage.errors import InvalidRequest
 
 
+class Settled(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What is due up to `until_ms` needs nothing more, nor do the moments that have `fired_ahead` of it."""
+
+    until_ms: int = 0
+    fired_ahead: frozenset[int] = frozenset()
+
+    def and_until(self, settled_ms: int) -> "Settled":
+        until_ms = max(settled_ms, self.until_ms)
+        return Settled(until_ms, frozenset(one_ms for one_ms in self.fired_ahead if one_ms > until_ms))
+
+
 class CronItem:
     """One schedule. `next_ms` is None where nothing is to come: it is paused, cancelled, set aside, or at its end."""
 
-    def __init__(self, schedule: CronSchedule, settled_ms: int) -> None:
+    def __init__(self, schedule: CronSchedule, settled: Settled) -> None:
         self.schedule = schedule
-        self.settled_ms = settled_ms
+        self.settled = settled
         self.next_ms: int | None = None
         self.line: CronLine | None = None
         self.reason: str | None = None  # why it is set aside: what it says cannot be worked out
@@ -38,7 +51,7 @@ class CronItem:
 class CronTable:
     def __init__(self) -> None:
         self._items: dict[str, CronItem] = {}
-        self._settled: dict[str, int] = {}  # of schedules that are not here (yet)
+        self._settled: dict[str, Settled] = {}  # of schedules that are not here (yet)
         self._due: list[tuple[int, str]] = []  # with stale ones in between: those that are not next any more
 
     def __len__(self) -> int:
@@ -63,9 +76,9 @@ class CronTable:
         found = [item for item in self if item.schedule_id > after and wanted(item)]
         return heapq.nsmallest(count, found, key=attrgetter("schedule_id"))
 
-    def settled(self) -> dict[str, int]:
+    def settled(self) -> dict[str, Settled]:
         """How far each schedule is settled."""
-        return self._settled | {item.schedule_id: item.settled_ms for item in self}
+        return self._settled | {item.schedule_id: item.settled for item in self}
 
     def next_due_ms(self) -> int | None:
         while self._due and not self._is_next(*self._due[0]):
@@ -87,8 +100,8 @@ class CronTable:
     def put(self, schedule: CronSchedule) -> CronItem:
         """What a schedule says from now on. One that cannot be worked out is set aside with the reason."""
         known = self._items.get(schedule.schedule_id)
-        settled_ms = known.settled_ms if known is not None else self._settled.pop(schedule.schedule_id, 0)
-        item = self._items[schedule.schedule_id] = CronItem(schedule, settled_ms)
+        settled = known.settled if known is not None else self._settled.pop(schedule.schedule_id, Settled())
+        item = self._items[schedule.schedule_id] = CronItem(schedule, settled)
         if schedule.cancelled_at_ms is None:
             try:
                 item.line = CronLine(schedule.cron, schedule.time_zone)
@@ -102,12 +115,22 @@ class CronTable:
 
     def settle(self, schedule_id: str, settled_ms: int) -> None:
         """A mark says that whatever was due up to then needs nothing more."""
+        before = self._settled_of(schedule_id)
+        if settled_ms > before.until_ms:
+            self.settle_as(schedule_id, before.and_until(settled_ms))
+
+    def settle_as(self, schedule_id: str, settled: Settled) -> None:
+        """So far it is settled, and if it was further before."""
         item = self._items.get(schedule_id)
         if item is None:
-            self._settled[schedule_id] = max(settled_ms, self._settled.get(schedule_id, 0))
-        elif settled_ms > item.settled_ms:
-            item.settled_ms = settled_ms
+            self._settled[schedule_id] = settled
+        else:
+            item.settled = settled
             self._find_next(item)
+
+    def _settled_of(self, schedule_id: str) -> Settled:
+        item = self._items.get(schedule_id)
+        return self._settled.get(schedule_id, Settled()) if item is None else item.settled
 
     def set_aside(self, item: CronItem, reason: str) -> None:
         """It comes no more until it is put again."""
@@ -119,7 +142,9 @@ class CronTable:
 
     def _find_next(self, item: CronItem) -> None:
         is_open = item.line is not None and not item.schedule.paused
-        item.next_ms = item.line.after(max(item.settled_ms, item.schedule.counts_from_ms)) if is_open and item.line else None
+        item.next_ms = (
+            item.line.after(max(item.settled.until_ms, item.schedule.counts_from_ms)) if is_open and item.line else None
+        )
         self._push(item)
 
     def _push(self, item: CronItem) -> None:

@@ -23,7 +23,7 @@ from app.schedules.schemas import (
 from app.services import Services
 from scheduler import cron_service
 from scheduler.cron_line import CronLine
-from scheduler.cron_schedule import CatchUp, CronSchedule, Fired, Skipped
+from scheduler.cron_schedule import CatchUp, CountedAnew, CronSchedule, Fired, SetAside, Skipped
 from scheduler.cron_table import CronItem
 from storage.errors import MessagingError
 
@@ -154,10 +154,12 @@ def _firing(firing: cron_service.Firing) -> Firing:
     if isinstance(mark, Skipped):
         shown.skipped_from, shown.skipped_to = codec.rfc3339(mark.since_ms), codec.rfc3339(mark.settled_ms)
         return shown
+    if isinstance(mark, CountedAnew):
+        return shown
     shown.occurrence = codec.rfc3339(mark.settled_ms)
     if isinstance(mark, Fired):
         shown.message_id = mark.message_id
-    else:
+    elif isinstance(mark, SetAside):
         shown.reason = mark.reason
     return shown
 

@@ -24,7 +24,7 @@ _CATCH_UP = "Of occurrences that were missed: skip them all, make up for the las
 class Firing(msgspec.Struct, kw_only=True):
     """Something that came of a cron schedule."""
 
-    event: Annotated[str, Meta(description="fired, skipped or set_aside.")]
+    event: Annotated[str, Meta(description="fired, skipped, set_aside or counted_anew.")]
     at: Annotated[str, Meta(description="When it was noted.", extra_json_schema={"format": "date-time"})]
     occurrence: (
         Annotated[str, Meta(description="The time that was meant.", extra_json_schema={"format": "date-time"})] | UnsetType
@@ -101,7 +101,7 @@ class ListOccurrencesQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=T
 
 
 class SchedulePage(msgspec.Struct, kw_only=True):
-    """Schedules in the order of their times. A page may have less than asked for, and others behind it."""
+    """Cron schedules as they were made, then messages by their times. A page may be short, or empty, with others behind it."""
 
     items: list[Schedule]
     next_page_token: str | UnsetType = UNSET

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from scheduler import cron_schedule
-from scheduler.cron_schedule import CRON_QUEUE, CatchUp, CronSchedule, CronState, Fired, SetAside, Skipped
+from scheduler.cron_schedule import CRON_QUEUE, CatchUp, CountedAnew, CronSchedule, CronState, Fired, SetAside, Skipped
 from scheduler.cron_service import CronService
 from scheduler.options import ScheduleOptions
 from storage.errors import (
@@ -213,6 +213,99 @@ def test_a_clock_that_is_turned_back_fires_nothing_twice():
         assert await house.run(30_000) == ["a 60", "a 120"]
 
     in_house(life)
+
+
+HOUR, DAY = 60 * MINUTE, 1_440 * MINUTE
+
+
+@pytest.mark.parametrize("catch_up", list(CatchUp))
+def test_a_clock_that_was_a_year_ahead_for_a_moment_silences_no_schedule_and_nothing_fires_twice(catch_up):
+    async def life(house):
+        await house.make("a", catch_up=catch_up)
+        await house.run(MINUTE)
+        house.world.clock.jump(365 * DAY)
+        ahead = await house.run()
+        house.world.clock.jump(-365 * DAY)
+
+        assert await house.run() == ahead
+        assert await house.run(MINUTE) == [*ahead, "a 120"]
+        assert isinstance((await house.service.recent("a", count=2))[1].mark, CountedAnew)
+
+    async def after(house):
+        before = await house.run()
+        found = await house.run(MINUTE)
+        assert len(found) == len(before) + 1
+        assert found[-1] == "a 180"
+        house.world.clock.jump(365 * DAY - 10 * MINUTE)
+        for _ in range(20):
+            found = await house.run(MINUTE)
+        assert len(found) == len(set(found))
+
+    in_house(life, after)
+
+
+@pytest.mark.parametrize("keeps_snapshot", [False, True])
+def test_what_was_fired_ahead_of_a_clock_that_was_then_set_back_is_known_after_a_restart(keeps_snapshot):
+    async def life(house):
+        await house.make("a", "0 * * * *")
+        for _ in range(3):
+            await house.run(HOUR)
+        house.world.clock.jump(-30 * HOUR)
+        await house.run()
+        if keeps_snapshot:
+            assert await house.service.save_snapshot()
+
+    async def after(house):
+        begun = len(await house.bodies())
+        for _ in range(32):
+            found = await house.run(HOUR)
+        assert len(found) == len(set(found)) == begun + 29, "three of the 32 had been fired"
+
+    in_house(life, after)
+
+
+def test_one_that_was_made_by_a_clock_far_ahead_counts_from_when_that_was_set_right():
+    async def life(house):
+        house.world.clock.jump(365 * DAY)
+        await house.make("a")
+        await house.run()
+        house.world.clock.jump(-365 * DAY)
+        await house.run()
+
+    async def after(house):
+        assert await house.run(MINUTE) == ["a 60"]
+
+    in_house(life, after)
+
+
+def test_a_clock_that_was_some_hours_ahead_is_waited_for_unless_the_times_are_given_anew():
+    def paused(is_paused: bool):
+        return lambda old: msgspec.structs.replace(old, paused=is_paused)
+
+    async def life(house):
+        await house.make("left")
+        await house.make("changed")
+        await house.make("paused")
+        house.world.clock.jump(5 * HOUR)
+        await house.run(MINUTE)
+        house.world.clock.jump(-5 * HOUR)
+        fired = await house.run()
+        await house.service.change("changed", lambda old: msgspec.structs.replace(old, cron="*/2 * * * *"))
+        await house.service.change("paused", paused(True))
+        await house.service.change("paused", paused(False))
+
+        assert await house.run(MINUTE) == [*fired, "changed 120", "paused 120"]
+
+    async def after(house):
+        fired = await house.bodies()
+        found = await house.run(2 * MINUTE)
+        assert sorted(found[len(fired) :]) == ["changed 240", "paused 240"]
+        for _ in range(310):
+            found = await house.run(MINUTE)
+        assert len(found) == len(set(found))
+        assert f"left {(house.now_ms - BEGIN_MS) // MINUTE * 60}" in found
+
+    in_house(life, after)
 
 
 # ------------------------------------------------------------------------------------------------------ kills and cuts
