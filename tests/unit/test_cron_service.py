@@ -254,6 +254,7 @@ def test_what_was_fired_ahead_of_a_clock_that_was_then_set_back_is_known_after_a
         await house.run()
         if keeps_snapshot:
             assert await house.service.save_snapshot()
+            await house.store.aclose()
 
     async def after(house):
         begun = len(await house.bodies())
