@@ -20,9 +20,8 @@ _decoder = msgspec.json.Decoder(GroupInput)
 
 
 async def put(services: Services, call: Call, name: str) -> Reply:
-    known = services.consumer_groups.find(name)
+    services.consumer_groups.check_name(name)
     given = call.decode(_decoder)
-    call.check_if_match(None if known is None else known.revision)
     rules = delivery.GroupRules(
         subscriptions=tuple(_subscriptions(services, given.topics)),
         start=delivery.Start(given.start),
@@ -33,8 +32,9 @@ async def put(services: Services, call: Call, name: str) -> Reply:
         ordered=given.ordered,
     )
     # The positions first: a group that could receive before it has them would be handed its whole history.
-    await services.delivery.begin(name, rules)
-    group, is_new = await services.consumer_groups.put(name, rules)
+    group, is_new = await services.consumer_groups.put(
+        name, rules, check=call.check_if_match, begin=lambda: services.delivery.begin(name, rules)
+    )
     return _answer(group, status=201 if is_new else 200)
 
 
@@ -53,9 +53,8 @@ async def list_(services: Services, call: Call) -> Reply:
 
 
 async def delete(services: Services, call: Call, name: str) -> Reply:
-    call.check_if_match(services.consumer_groups.get(name).revision)
     # The registry first: a group that had lost its positions would be handed everything again.
-    await services.consumer_groups.delete(name)
+    await services.consumer_groups.delete(name, check=call.check_if_match)
     await services.delivery.delete(name)
     return NO_CONTENT
 

@@ -42,15 +42,11 @@ _CONCURRENCY = 4
 
 
 async def put(services: Services, call: Call, name: str) -> Reply:
-    known = services.producer_groups.find(name)
-    given = call.decode(_group_decoder)
-    call.check_if_match(None if known is None else known.revision)
-    settings = _webhook_settings(given)
+    services.producer_groups.check_name(name)
+    settings = _webhook_settings(call.decode(_group_decoder))
     if settings is not None:
         await services.webhooks.check_url(settings.check_url)
-        known = services.producer_groups.find(name)
-        call.check_if_match(None if known is None else known.revision)
-    group, is_new, has_new_secret = await services.producer_groups.put(name, settings)
+    group, is_new, has_new_secret = await services.producer_groups.put(name, settings, check=call.check_if_match)
     return _answer_with(services, group, status=201 if is_new else 200, shows_secret=has_new_secret)
 
 
@@ -59,11 +55,10 @@ async def get(services: Services, _: Call, name: str) -> Reply:
 
 
 async def rotate_secret(services: Services, call: Call, name: str) -> Reply:
-    known = services.producer_groups.get(name)
+    services.producer_groups.check_name(name)
     call.decode(_rotate_decoder)
-    call.check_if_match(known.revision)
     overlap_ms = services.webhooks.options.secret_overlap_ms
-    group = await services.producer_groups.rotate_secret(name, overlap_ms=overlap_ms)
+    group = await services.producer_groups.rotate_secret(name, overlap_ms=overlap_ms, check=call.check_if_match)
     if group is None:
         raise Refusal("unsupported_combination", f"producer group {name} has check_mode poll, which needs no secret")
     return _answer_with(services, group, shows_secret=True)

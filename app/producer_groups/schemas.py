@@ -22,7 +22,9 @@ class ProducerGroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
         | UnsetType
     ) = UNSET
     concurrency: (
-        Annotated[int, Meta(ge=1, le=1_000, description="Checks under way to the host at once, other groups' too; 4.")]
+        Annotated[
+            int, Meta(ge=1, le=1_000, description="A check is sent while its host has fewer under way, of whichever group; 4.")
+        ]
         | UnsetType
     ) = UNSET
 

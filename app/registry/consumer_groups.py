@@ -1,6 +1,7 @@
 """Consumer groups: rows in SQL, all of them in memory too."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -62,11 +63,24 @@ class ConsumerGroups:
         group = self._groups.get(name)
         return None if group is None else group.rules
 
-    async def put(self, name: str, rules: GroupRules) -> tuple[ConsumerGroup, bool]:
-        """(the group, was it made now). Raises as `check_name`, StorageFull."""
+    async def put(
+        self,
+        name: str,
+        rules: GroupRules,
+        *,
+        check: Callable[[int | None], None],
+        begin: Callable[[], Awaitable[None]],
+    ) -> tuple[ConsumerGroup, bool]:
+        """(the group, was it made now). Raises as `check_name`, StorageFull.
+
+        `check` is told the revision that is to be changed, None where there is none, and may refuse by raising; then, before
+        anybody can see the rules, comes `begin`.
+        """
         self.check_name(name)
         async with self._changing:
             known = self._groups.get(name)
+            check(None if known is None else known.revision)
+            await begin()
             if known is None:
                 return await self._insert(name, rules), True
             if known.rules != rules:
@@ -79,10 +93,10 @@ class ConsumerGroups:
         async with self._changing:
             return self._groups.get(name) or await self._insert(name, GroupRules())
 
-    async def delete(self, name: str) -> None:
-        """Raises UnknownGroup where it does not exist."""
+    async def delete(self, name: str, *, check: Callable[[int | None], None]) -> None:
+        """`check` as for `put`. Raises UnknownGroup where it does not exist."""
         async with self._changing:
-            self.get(name)
+            check(self.get(name).revision)
 
             def remove(connection: Connection) -> None:
                 connection.execute(delete(table).where(table.c.consumer_group == name))

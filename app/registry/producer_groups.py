@@ -1,7 +1,7 @@
 """Producer groups: rows in SQL, all of them in memory too."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -104,11 +104,17 @@ class ProducerGroups:
                 return self._groups[name], False
             return await self._create(name, None), True
 
-    async def put(self, name: str, settings: WebhookSettings | None) -> tuple[ProducerGroup, bool, bool]:
-        """(the group, was it made now, has it a new secret). `settings`: None for checks by poll. Raises as `find`."""
+    async def put(
+        self, name: str, settings: WebhookSettings | None, *, check: Callable[[int | None], None]
+    ) -> tuple[ProducerGroup, bool, bool]:
+        """(the group, was it made now, has it a new secret). `settings`: None for checks by poll. Raises as `find`.
+
+        `check` is told the revision that is to be changed, None where there is none, and may refuse by raising.
+        """
         self.check_name(name)
         async with self._changing:
             known = self._groups.get(name)
+            check(None if known is None else known.revision)
             old = None if known is None else known.webhook
             if settings is None:
                 new = None
@@ -123,10 +129,16 @@ class ProducerGroups:
                 known = await self._change(known, new)
             return known, False, has_new_secret
 
-    async def rotate_secret(self, name: str, *, overlap_ms: int) -> ProducerGroup | None:
-        """A new secret; the one before it signs too for the time of the overlap. None where it has no webhook. As `get`."""
+    async def rotate_secret(
+        self, name: str, *, overlap_ms: int, check: Callable[[int | None], None]
+    ) -> ProducerGroup | None:  # fmt: skip
+        """A new secret; the one before it signs too for the time of the overlap. None where it has no webhook.
+
+        `check` as for `put`. Raises as `get`.
+        """
         async with self._changing:
             group = self.get(name)
+            check(group.revision)
             if group.webhook is None:
                 return None
             changed = msgspec.structs.replace(

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.http import answers, assert_problem, ok, request, until
+from tests.support.http import answers, assert_problem, at_once, ok, request, until
 from tests.support.server import Server
 
 LONG_MS = 30_000
@@ -145,6 +145,16 @@ def test_a_change_of_a_group_can_ask_for_the_revision_that_it_knows(api, topic, 
 
     assert (ok(changed)["revision"], changed.headers["etag"]) == (2, '"2"')
     assert ok(api.get(group.path))["lease_ms"] == 5_000
+
+
+def test_of_changes_of_a_group_at_once_that_know_the_same_revision_one_is_made(api, topic, group):
+    known = {"If-Match": '"1"'}
+    rules = {"topics": [{"topic": topic}]}
+    answers = at_once([lambda n=n: api.put(group.path, json=rules | {"lease_ms": 5_000 + n}, headers=known) for n in range(8)])
+
+    assert sorted(answer.status_code for answer in answers) == [200] + [412] * 7
+    assert ok(api.get(group.path))["revision"] == 2
+    assert_problem(api.delete(group.path, headers=known), 412, "revision_mismatch")
 
 
 def test_a_message_that_is_refused_too_often_is_a_dead_letter_and_can_be_redriven(api, topic):

@@ -5,7 +5,7 @@ import json
 import pytest
 from cryptography.fernet import Fernet
 
-from tests.support.http import assert_problem, ok
+from tests.support.http import assert_problem, at_once, ok
 from tests.support.server import Server
 
 URL = "https://93.184.215.14/mq/check"
@@ -27,6 +27,18 @@ def test_the_first_answer_holds_the_secret_and_no_later_one_does(api, path):
     assert ok(api.get(path)) == made
     assert ok(api.put(path, json=WEBHOOK)) == made
     assert secret not in api.get(path).text
+
+
+def test_of_changes_at_once_that_know_the_same_revision_one_is_made(api, path):
+    ok(api.put(path, json=WEBHOOK), 201)
+    known = {"If-Match": '"1"'}
+    changes = [lambda n=n: api.put(path, json=WEBHOOK | {"timeout_ms": 1_000 + n}, headers=known) for n in range(6)]
+    changes += [lambda: api.post(f"{path}/rotate-secret", headers=known)] * 2
+
+    answers = at_once(changes)
+
+    assert sorted(answer.status_code for answer in answers) == [200] + [412] * 7
+    assert ok(api.get(path))["revision"] == 2
 
 
 def test_what_is_left_out_has_a_default(api, path):

@@ -2,7 +2,8 @@
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 import httpx
@@ -42,6 +43,12 @@ def ok(response: httpx.Response, status: int = 200) -> Any:
     assert response.status_code == status, f"{response.request.method} {response.request.url}: {response.text[:1000]}"
     assert response.headers["content-type"] == "application/json"
     return response.json()
+
+
+def at_once(requests: Sequence[Callable[[], httpx.Response]]) -> list[httpx.Response]:
+    """What is answered to requests that are sent at the same time, in their order."""
+    with ThreadPoolExecutor(len(requests)) as pool:
+        return list(pool.map(lambda request: request(), requests))
 
 
 def until(find: Callable[[], T], what: str, *, seconds: float = WAIT_SECONDS) -> T:
