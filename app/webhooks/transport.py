@@ -23,6 +23,7 @@ from app.webhooks.allowed import Allowed, Reach
 from app.webhooks.urls import Target
 
 MAX_ANSWER_BYTES = 64 << 10
+_MOST_LOOKUPS = 32  # names that are looked up at once
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 SocketOptions = Iterable[httpcore.SOCKET_OPTION]
@@ -101,7 +102,7 @@ class Courier:
         resolve: Resolve | None = None,
         connector: httpcore.AsyncNetworkBackend | None = None,
     ) -> None:
-        self._resolve = resolve or resolve_by_system
+        self._resolve = resolve or SystemResolver()
         self._allowed = allowed
         connector = connector or httpcore.AnyIOBackend()
         tls = httpx.create_ssl_context(trust_env=False)
@@ -145,31 +146,62 @@ def _transport(backend: httpcore.AsyncNetworkBackend, tls: ssl.SSLContext) -> ht
     return transport
 
 
-async def resolve_by_system(host: str, port: int) -> list[str]:
-    """The addresses of a name. On a thread that nobody waits for: a name server that is silent must not hold up the end."""
-    loop = asyncio.get_running_loop()
-    found: asyncio.Future[list[str]] = loop.create_future()
+class SystemResolver:
+    """Looks names up as the machine does; the event loop's.
 
-    def give(addresses: list[str], error: OSError | None) -> None:
-        if found.done():
-            return
-        if error is not None:
-            found.set_exception(error)
-        else:
-            found.set_result(addresses)
+    On threads that nobody waits for: a name server that is silent must not hold up the end. One lookup of a name serves all who
+    ask meanwhile, and no more than so many are under way, since such a server keeps a thread for half a minute.
+    """
 
-    def look_up() -> None:
-        addresses: list[str] = []
-        failure: OSError | None = None
-        try:
-            answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            addresses = list(dict.fromkeys(str(answer[4][0]) for answer in answers))
-        except OSError as error:
-            failure = error
-        except UnicodeError:
-            failure = socket.gaierror(socket.EAI_NONAME, "no host name")
-        with suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(give, addresses, failure)
+    def __init__(self, *, most: int = _MOST_LOOKUPS, look_up: Callable[[str, int], list[str]] | None = None) -> None:
+        self._look_up = look_up or _look_up
+        self._room = asyncio.Semaphore(most)
+        self._under_way: dict[tuple[str, int], asyncio.Task[list[str]]] = {}
 
-    threading.Thread(target=look_up, name="resolve", daemon=True).start()
-    return await found
+    async def __call__(self, host: str, port: int) -> list[str]:
+        """The addresses of a name. Raises OSError where it has none."""
+        name = host, port
+        lookup = self._under_way.get(name)
+        if lookup is None:
+            lookup = self._under_way[name] = asyncio.create_task(self._find(host, port), name=f"resolve-{host}")
+            lookup.add_done_callback(lambda ended: self._ended(name, ended))
+        return await asyncio.shield(lookup)
+
+    def _ended(self, name: tuple[str, int], lookup: asyncio.Task[list[str]]) -> None:
+        del self._under_way[name]
+        if not lookup.cancelled():
+            lookup.exception()  # whoever asked may have gone
+
+    async def _find(self, host: str, port: int) -> list[str]:
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[list[str]] = loop.create_future()
+
+        def give(addresses: list[str], error: OSError | None) -> None:
+            if found.done():
+                return
+            if error is not None:
+                found.set_exception(error)
+            else:
+                found.set_result(addresses)
+
+        def run() -> None:
+            addresses: list[str] = []
+            failure: OSError | None = None
+            try:
+                addresses = self._look_up(host, port)
+            except OSError as error:
+                failure = error
+            with suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(give, addresses, failure)
+
+        async with self._room:
+            threading.Thread(target=run, name="resolve", daemon=True).start()
+            return await found
+
+
+def _look_up(host: str, port: int) -> list[str]:
+    try:
+        answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except ValueError:  # an encoding that there is none of, a zero byte
+        raise socket.gaierror(socket.EAI_NONAME, "no host name") from None
+    return list(dict.fromkeys(str(answer[4][0]) for answer in answers))

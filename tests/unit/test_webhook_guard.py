@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import threading
 from ipaddress import ip_address
 
 import httpcore
@@ -11,7 +12,7 @@ import pytest
 from app.webhooks.addresses import is_public
 from app.webhooks.allowed import Allowed, Reach, read_allowed
 from app.webhooks.options import WebhookOptions
-from app.webhooks.transport import MAX_ANSWER_BYTES, AddressRefused, AnswerTooLong, Courier, resolve_by_system
+from app.webhooks.transport import MAX_ANSWER_BYTES, AddressRefused, AnswerTooLong, Courier, SystemResolver
 from app.webhooks.urls import UrlRefused, parse_url
 from tests.support.wire import Wire
 
@@ -363,6 +364,52 @@ async def test_a_socket_of_this_machine_is_never_connected_to():
 
 
 async def test_the_lookup_of_the_system_knows_this_machine_and_says_where_there_is_no_such_name():
-    assert await resolve_by_system("127.0.0.1", 80) == ["127.0.0.1"]
-    with pytest.raises(socket.gaierror):
-        await resolve_by_system("a" * 64, 80)
+    resolve = SystemResolver()
+
+    assert await resolve("127.0.0.1", 80) == ["127.0.0.1"]
+    for name in ("a" * 64, "a\0b"):
+        with pytest.raises(socket.gaierror):
+            await resolve(name, 80)
+
+
+async def test_one_lookup_of_a_name_serves_all_who_ask_meanwhile_and_few_are_under_way_at_once():
+    loop, go_on = asyncio.get_running_loop(), threading.Event()
+    begun: asyncio.Queue[str] = asyncio.Queue()
+    under_way: set[str] = set()
+    most = 0
+
+    def look_up(host: str, port: int) -> list[str]:
+        nonlocal most
+        under_way.add(host)
+        most = max(most, len(under_way))
+        loop.call_soon_threadsafe(begun.put_nowait, host)
+        go_on.wait(20)
+        under_way.discard(host)
+        return [f"{host}:{port}"]
+
+    resolve = SystemResolver(most=2, look_up=look_up)
+    names = ["a", "a", "b", "c", "d", "a", "c"]
+    asking = [asyncio.ensure_future(resolve(name, 443)) for name in names]
+    first = [await begun.get(), await begun.get()]
+    asking[0].cancel()
+    go_on.set()
+
+    answers = await asyncio.gather(*asking[1:])
+
+    assert answers == [[f"{name}:443"] for name in names[1:]]
+    assert sorted([*first, await begun.get(), await begun.get()]) == ["a", "b", "c", "d"]
+    assert begun.empty()
+    assert most == 2
+    assert await resolve("a", 443) == ["a:443"]
+    assert await begun.get() == "a", "what was found is not kept: a name may lead elsewhere by the next try"
+
+
+async def test_a_name_that_is_not_found_makes_room_for_the_next():
+    def look_up(host: str, port: int) -> list[str]:
+        raise socket.gaierror(socket.EAI_NONAME, host)
+
+    resolve = SystemResolver(most=1, look_up=look_up)
+
+    found = await asyncio.gather(*[resolve(str(number), 443) for number in range(5)], return_exceptions=True)
+
+    assert [type(one) for one in found] == [socket.gaierror] * 5
