@@ -8,6 +8,7 @@ The first decision wins. A transaction's changes happen one after another (`turn
     put_back.py what is undecided outlives retention
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -32,6 +33,8 @@ from txn.put_back import PutBack
 from txn.replay import Replay
 from txn.states import Resolver, TxnEvent, TxnState
 from txn.turns import Turns
+
+_SLICE = 1_000  # transactions that a list looks at in one turn of the loop
 
 
 class TransactionCoordinator:
@@ -124,6 +127,21 @@ class TransactionCoordinator:
         transaction = await self._journal.find(transaction_id)
         await self._decisions.locate_finals(transaction)
         return transaction
+
+    async def search(
+        self, *, after: int, states: frozenset[TxnState], wanted: Callable[[Transaction], bool], most: int
+    ) -> list[Transaction]:
+        """In the order of begins, so many of those behind the sequence number `after`. It looks at a slice in a turn."""
+        found: list[Transaction] = []
+        only_open = not any(state.is_decided for state in states)
+        for number, transaction in enumerate(self.table.behind(after, only_open=only_open), 1):
+            if transaction.state in states and wanted(transaction):
+                found.append(transaction)
+                if len(found) == most:
+                    break
+            if number % _SLICE == 0:
+                await asyncio.sleep(0)
+        return found
 
     async def as_of(self, transaction_id: str, at_ms: int) -> Transaction:
         """How it stood at that moment, in wall milliseconds. Raises UnknownTransaction, NotSupportedByEngine."""

@@ -8,7 +8,7 @@ import heapq
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -180,13 +180,10 @@ class TransactionTable:
             if transaction is not None and not transaction.state.is_decided:
                 yield transaction
 
-    def list(self, *, after: int, states: frozenset[TxnState], wanted: Callable[[Transaction], bool]) -> Iterator[Transaction]:
-        """In the order of begins, those behind the sequence number `after`."""
-        only_open = not any(state.is_decided for state in states)
-        for transaction_id in (self._open if only_open else self._any).after(after):
-            transaction = self._all[transaction_id]
-            if transaction.state in states and wanted(transaction):
-                yield transaction
+    def behind(self, sequence: int, *, only_open: bool) -> Iterator[Transaction]:
+        """In the order of begins, those behind this sequence number. What changes meanwhile counts."""
+        for transaction_id in (self._open if only_open else self._any).after(sequence):
+            yield self._all[transaction_id]
 
     # ------------------------------------------------------------------------------------------------------- changes
 

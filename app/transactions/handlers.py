@@ -3,7 +3,6 @@
 import re
 from contextlib import suppress
 from hashlib import sha256
-from itertools import islice
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -116,7 +115,7 @@ async def list_(services: Services, call: Call) -> Reply:
         return transaction.prepared_at_ms <= begun_before_ms and (group is UNSET or transaction.producer_group == group)
 
     after = -1 if query.page_token is UNSET else pages.decode_number_token("transactions", query.page_token)
-    found = list(islice(services.transactions.table.list(after=after, states=states, wanted=is_wanted), query.page_size + 1))
+    found = await services.transactions.search(after=after, states=states, wanted=is_wanted, most=query.page_size + 1)
     page = TransactionPage(items=[_summary(transaction, now_ms) for transaction in found[: query.page_size]])
     if len(found) > query.page_size:
         page.next_page_token = pages.encode_token("transactions", str(found[query.page_size - 1].sequence))

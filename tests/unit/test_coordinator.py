@@ -944,6 +944,30 @@ def test_check_events_are_in_the_log():
     in_house(life)
 
 
+def test_a_list_that_passes_over_many_leaves_room_for_others_between_and_finds_the_same():
+    async def life(house):
+        for number in range(20_000):
+            half = TxnMessage(f"m-{number}", ORDERS, None, number)
+            group = "rare" if number % 5_000 == 4_999 else "shop"
+            begun = Transaction(f"txn-{number}", group, (half,), SOON, prepared_at_ms=0, next_check_at_ms=1 << 60)
+            house.coordinator.table.add(begun)
+
+        def is_rare(transaction: Transaction) -> bool:
+            return transaction.producer_group == "rare"
+
+        async def found(most: int, after: int = -1) -> list[str]:
+            states = frozenset({TxnState.PREPARED})
+            listed = await house.coordinator.search(after=after, states=states, wanted=is_rare, most=most)
+            return [one.transaction_id for one in listed]
+
+        began = house.world.loop.turns
+        assert await found(10) == ["txn-4999", "txn-9999", "txn-14999", "txn-19999"]
+        assert house.world.loop.turns - began >= 15
+        assert await found(2, after=4_999) == ["txn-9999", "txn-14999"]
+
+    in_house(life)
+
+
 def test_what_is_due_all_at_once_leaves_room_for_others_between():
     """After a long stop a million checks may be due in one sweep."""
 
