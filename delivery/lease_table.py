@@ -7,7 +7,7 @@ and how far a queue was looked at without finding anything for the group.
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -53,6 +53,16 @@ class Ended(NamedTuple):
     offset: int
     attempt: int
     lease: int
+
+
+class Untold(Protocol):
+    """What a receive takes, until the log tells of it; `arrived` as in the event. A place: queue, offset, attempt before."""
+
+    lease: int
+    arrived: dict[str, int]
+
+    @property
+    def places(self) -> Iterator[tuple["QueueLeases", int, int]]: ...
 
 
 class OffsetSet:
@@ -143,10 +153,9 @@ class QueueLeases:
         self.slots.set_state(offset, State.OPEN)
         self._note_open(offset)
 
-    def take_back(self, offset: int) -> None:
-        """It was lent, and nobody was told: it is open, and that attempt never was."""
-        attempt = self.slots.get(offset).attempt
-        self.slots.put(offset, 1, State.OPEN, attempt=max(0, attempt - 1))
+    def take_back(self, offset: int, attempt: int) -> None:
+        """It was lent, and nobody was told: it is open as it was before, at this attempt."""
+        self.slots.put(offset, 1, State.OPEN, attempt=attempt)
         self._note_open(offset)
 
     def settle_taken(self, offset: int) -> None:
@@ -190,6 +199,7 @@ class GroupLeases:
         self.waiting: dict[str, int] = {}  # messages put off for a retry, by queue ("orders/2"), or topic
         self.attempts: OrderedDict[str, Attempt] = OrderedDict()
         self.turn = 0
+        self.untold: dict[int, Untold] = {}  # by lease: lent here and not in the log yet
         self._by_id: dict[QueueId, QueueLeases] = {}
         self._by_hash: dict[int, QueueLeases] = {}
 
@@ -394,6 +404,14 @@ class GroupLeases:
     # ------------------------------------------------------------------------------------------------------- snapshots
 
     def dump(self) -> "GroupDump":
+        """What the log does not tell of yet is left out: should it never do so, nobody was given anything."""
+        waiting = dict(self.waiting)
+        untold: dict[int, dict[int, tuple[int, int]]] = {}
+        for one in self.untold.values():
+            for queue, count in one.arrived.items():
+                waiting[queue] = waiting.get(queue, 0) + count
+            for leases, offset, attempt in one.places:
+                untold.setdefault(leases.index, {})[offset] = one.lease, attempt
         return GroupDump(
             group=self.group,
             generation=self.generation,
@@ -401,9 +419,9 @@ class GroupLeases:
             void_before_of=self.void_before_of,
             retry_start=self.retry_start,
             dead_letters_gone=(self.dead_letters_gone.prefix, list(self.dead_letters_gone.ahead)),
-            waiting=self.waiting,
+            waiting=waiting,
             attempts=list(self.attempts.items()),
-            queues=[(queue.queue, queue.slots.dump()) for queue in self.queues],
+            queues=[(queue.queue, queue.slots.dump(untold.get(queue.index, {}))) for queue in self.queues],
         )
 
     @classmethod

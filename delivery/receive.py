@@ -179,6 +179,7 @@ class Receiving:
                 self._waiters.wake(group)
                 raise
         if not taking.taken:
+            taking.told()
             return []
         until_ms = now.wall_ms + request.lease_ms
         scans, passed = taking.scans()
@@ -200,6 +201,7 @@ class Receiving:
             taking.take_back()
             self._waiters.wake(group)
             raise
+        taking.told()
         if request.attempt_id is not None:
             places = [(one.queue.index, one.offset) for one in taking.taken]
             attempt = Attempt(taking.lease, until_ms, taking.deadline_ms, places)

@@ -6,8 +6,9 @@ one message that is stuck does not keep the memory of all that were settled behi
 """
 
 from array import array
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from enum import IntEnum
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -226,11 +227,26 @@ class QueueSlots:
 
     # ------------------------------------------------------------------------------------------------------- snapshots
 
-    def dump(self) -> "SlotsDump":
+    def dump(self, untold: Mapping[int, tuple[int, int]] = MappingProxyType({})) -> "SlotsDump":
+        """`untold`: (lease, attempt before) by offset, of messages that are lent here alone: the dump has them open."""
+        states = {number: bytearray(chunk.states) for number, chunk in self._chunks.items() if chunk.unsettled}
+        attempts = {number: self._chunks[number].attempts for number in states}
+        for number in {offset >> _BITS for offset in untold} & states.keys():
+            attempts[number] = array("H", attempts[number])
+        for offset, (lease, attempt) in untold.items():
+            number, at = offset >> _BITS, offset & _MASK
+            if self.is_leased(offset, lease, -1):
+                states[number][at] = State.OPEN
+                attempts[number][at] = attempt
         chunks = [
-            (number, bytes(chunk.states), chunk.attempts.tobytes(), chunk.leases.tobytes(), chunk.deadlines.tobytes())
-            for number, chunk in self._chunks.items()
-            if chunk.unsettled
+            (
+                number,
+                bytes(states[number]),
+                attempts[number].tobytes(),
+                self._chunks[number].leases.tobytes(),
+                self._chunks[number].deadlines.tobytes(),
+            )
+            for number in states
         ]
         return SlotsDump(self.prefix, self.cursor, chunks)
 

@@ -6,6 +6,7 @@ The pure part of the way out: it is given messages that were read, marks them in
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from delivery import retry_message
 from delivery.lease_events import LeasedRun, Scan
 from delivery.lease_table import GroupLeases, QueueLeases
 from delivery.slots import State
@@ -20,6 +21,12 @@ class Taken(NamedTuple):
     attempt: int
     message: StoredMessage
 
+    @property
+    def attempt_before(self) -> int:
+        """What the table said of it: 0 where it was never handed out from where it lies."""
+        is_new = self.queue.is_retry and retry_message.attempts_of(self.message) == self.attempt - 1
+        return 0 if is_new else self.attempt - 1
+
 
 class Taking:
     """`lease`: the number under which everything is lent; `deadline_ms`: until then, on the monotonic clock."""
@@ -33,6 +40,11 @@ class Taking:
         self.taken: list[Taken] = []
         self.arrived: dict[str, int] = {}
         self.keys: set[tuple[int, str]] = set()  # of an ordered group: those that this one holds, by queue
+        leases.untold[lease] = self
+
+    @property
+    def places(self) -> Iterator[tuple[QueueLeases, int, int]]:
+        return ((one.queue, one.offset, one.attempt_before) for one in self.taken)
 
     @property
     def is_full(self) -> bool:
@@ -58,11 +70,16 @@ class Taking:
         self.left -= len(messages)
         self.left_bytes -= sum([len(message.body) for message in messages])
 
+    def told(self) -> None:
+        """The log has it, or there is nothing to tell."""
+        self.leases.untold.pop(self.lease, None)
+
     def take_back(self) -> None:
         """Nobody was told of it."""
+        self.told()
         for one in self.taken:
             if one.queue.slots.is_leased(one.offset, self.lease, -1):
-                one.queue.take_back(one.offset)
+                one.queue.take_back(one.offset, one.attempt_before)
         for queue, count in self.arrived.items():
             self.leases.waiting[queue] = self.leases.waiting.get(queue, 0) + count
 

@@ -241,6 +241,66 @@ def test_a_start_after_a_snapshot_replays_only_what_came_later():
     in_house(first_life, second_life)
 
 
+@pytest.mark.parametrize("attempts", [0, 1])
+def test_a_snapshot_holds_no_lease_that_the_log_does_not_tell_of(attempts):
+    """Else a message's last attempt would be one that nobody was given."""
+
+    async def first_life(house: House) -> None:
+        await house.send("a", "b")
+        lent = await house.receive(2)
+        await house.nack(*lent, delay_ms=60_000)
+        await house.send("c")
+        if attempts:
+            (once,) = await house.receive()
+            await house.nack(once, delay_ms=100)
+            await house.pass_time(200)
+        is_appending, never = asyncio.Event(), asyncio.Event()
+
+        async def takes_for_ever(messages: Sequence[Message], **options: Any) -> None:
+            is_appending.set()
+            await never.wait()
+
+        house.store.append = takes_for_ever  # type: ignore[assignment,method-assign]
+        receiving = asyncio.ensure_future(house.receive())
+        await is_appending.wait()
+        assert await house.delivery.save_snapshot()
+        receiving.cancel()
+        await house.store.aclose()  # which writes the snapshot
+
+    async def second_life(house: House) -> None:
+        assert house.rules is not None
+        _, waiting = await house.delivery.lag(GROUP, house.rules)
+        assert waiting == 2
+        assert await house.names() == [("c", attempts + 1)]
+        assert (await house.delivery.lag(GROUP, house.rules))[1] == 2
+
+    in_house(first_life, second_life, given=rules(max_attempts=2, lease_ms=60_000))
+
+
+def test_a_retry_whose_lease_could_not_be_noted_still_waits_and_is_counted_once():
+    async def life(house: House) -> None:
+        assert house.rules is not None
+        await house.send("a", "b")
+        first, second = await house.receive()
+        await house.nack(first, delay_ms=100)
+        await house.nack(second, delay_ms=60_000)
+        await house.pass_time(200)
+        append = house.store.append
+
+        async def refuse(messages: Sequence[Message], **options: Any) -> None:
+            raise StorageFull
+
+        house.store.append = refuse  # type: ignore[assignment,method-assign]
+        with pytest.raises(StorageFull):
+            await house.receive()
+        house.store.append = append  # type: ignore[method-assign]
+
+        assert await house.names() == [("a", 2)]
+        assert (await house.delivery.lag(GROUP, house.rules))[1] == 1
+
+    in_house(life)
+
+
 def test_without_its_snapshot_the_table_is_what_the_log_says():
     tables = []
 
