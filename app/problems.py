@@ -49,6 +49,7 @@ class Kind(NamedTuple):
     retryable: bool
     cause: str
     remedy: str
+    is_reserved: bool = False  # a code of the contract that nothing in this release answers with
 
 
 PROBLEMS: dict[str, Kind] = {
@@ -132,6 +133,8 @@ class Refusal(Exception):
 
     def under(self, pointer: str) -> "Refusal":
         """Itself, where what was refused is a part of something: `pointer` is where that part stands."""
+        if self.errors and self.detail.startswith(f"{self.errors[0].pointer or 'the body'}: "):
+            self.detail = f"{pointer}{self.errors[0].pointer}: {self.detail.partition(': ')[2]}"
         self.errors = [msgspec.structs.replace(error, pointer=f"{pointer}{error.pointer}") for error in self.errors]
         self.errors = self.errors or [FieldError(pointer, self.code, self.detail)]
         return self

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, RedirectResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.staticfiles import StaticFiles
 
@@ -21,6 +21,12 @@ ASSETS = StaticFiles(directory=str(files("fastapi_offline").joinpath("static")))
 
 def _json(status: int, body: Any) -> Response:
     return Response(codec.encode(body), status, media_type="application/json")
+
+
+@router.get("/")
+async def root() -> RedirectResponse:
+    """To the documentation."""
+    return RedirectResponse("/docs")
 
 
 @router.get("/livez")
@@ -82,10 +88,11 @@ async def problem(code: str) -> HTMLResponse:
     kind = PROBLEMS.get(code)
     if kind is None:
         raise Refusal("route_not_found", f"there is no problem code {code[:100]}")
+    reserved = "<p>No operation of this release answers with it.</p>" if kind.is_reserved else ""
     again = "The same request may succeed later." if kind.retryable else "The same request will be refused again."
     return _page(
         f"{kind.title} ({kind.status})",
-        f"<p><code>{code}</code></p><h2>Cause</h2><p>{escape(kind.cause)}</p>"
+        f"<p><code>{code}</code></p>{reserved}<h2>Cause</h2><p>{escape(kind.cause)}</p>"
         f"<h2>What to do</h2><p>{escape(kind.remedy)}</p><h2>Is it safe to repeat?</h2><p>{again}</p>"
         '<p><a href="/problems">All problem codes</a></p>',
     )

@@ -503,7 +503,6 @@ def types() -> Iterator[Case]:
 
 def routes() -> Iterator[Case]:
     for path in (
-        "/",
         "/v1",
         "/v1/",
         "/v1/topics/",
@@ -524,7 +523,7 @@ def routes() -> Iterator[Case]:
         yield Case(f"GET {path}", "GET", path, status=404, code="route_not_found")
     for method, path in (
         ("DELETE", "/v1/topics"),
-        ("PATCH", "/v1/topics/{topic}"),
+        ("PUT", "/v1/topics/{topic}"),
         ("PUT", "/v1/transactions"),
         ("GET", "/v1/transactions/{open}/commit"),
         ("GET", "/v1/groups/billing/receive"),
