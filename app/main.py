@@ -51,14 +51,15 @@ is never sent and never taken (but inside `json`), times are RFC 3339 in UTC, du
 
 TAGS = [
     {"name": "topics", "description": "Named sets of queues."},
-    {"name": "messages", "description": "Send, and pull by offset."},
+    {"name": "messages", "description": "Send, look at, find."},
+    {"name": "pull", "description": "Read a queue by offset or time; nothing is remembered."},
     {"name": "transactions", "description": "Begin, commit, roll back, look at, resolve."},
     {
         "name": "schedules",
         "description": "Delayed messages and cron schedules: look at, list, change, cancel.",
     },
     {"name": "checks", "description": "What became of your transaction? Producers take the question and answer it."},
-    {"name": "groups", "description": "Consumer groups: what they read, and how."},
+    {"name": "groups", "description": "Consumer groups: what they read, how, and how far they are behind."},
     {"name": "consume", "description": "Receive under a lease; acknowledge, refuse, extend, give up."},
     {
         "name": "requests",
@@ -66,7 +67,7 @@ TAGS = [
     },
     {"name": "dead_letters", "description": "What used up its attempts: look at it, send it once more, purge it."},
     {"name": "tasks", "description": "What the service does with many messages, and how far it has come."},
-    {"name": "offsets", "description": "Where consumer groups continue, and how far they are behind."},
+    {"name": "offsets", "description": "Where consumer groups continue."},
     {"name": "admin", "description": "How the service is: its loops, its store, its disk."},
 ]
 

@@ -3,16 +3,17 @@
 FastAPI routes and documents; the handler gets plain values (`app/exchange.py`), so the same one can serve another lane.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from typing import Any, NamedTuple
 
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
 from app.exchange import JSON_LINES, Call, Reply
-from app.problems import MEDIA_TYPE, PROBLEMS, invalid_field
+from app.problems import MEDIA_TYPE, PROBLEMS, Refusal, as_refusal, invalid_field
 from app.services import Services
+from storage.errors import MessagingError
 
 ALWAYS = ("unauthenticated", "validation_failed", "internal_error", "recovering", "shutting_down")
 READING = ("malformed_request", "unsupported_media_type", "body_too_large")
@@ -39,6 +40,9 @@ class Schemas(NamedTuple):
 
 # By operation id. `app/openapi.py` turns the classes into components of the document.
 SCHEMAS: dict[str, Schemas] = {}
+
+# The operations that send: each answer of theirs, a refusal too, says how full the queue of waiting writes is.
+_SENDING: set[str] = set()
 
 
 class HeaderParameter(NamedTuple):
@@ -86,6 +90,9 @@ def operation(
     codes = [*ALWAYS, *problems, *(READING if body is not None or takes_bytes or takes_lines else ())]
     assert operation_id not in SCHEMAS, f"two operations are called {operation_id}"
     SCHEMAS[operation_id] = Schemas(query, body, answers)
+    of_refusals = ["Store-Pressure"] if "Store-Pressure" in answer_headers else []
+    if of_refusals:
+        _SENDING.add(operation_id)
     extra: dict[str, Any] = {"parameters": [_header(header) for header in headers]}
     if body is not None:
         schema = {"$ref": _reference(body)}
@@ -105,7 +112,7 @@ def operation(
         "response_class": Response,
         "responses": {
             **{status: _answer(answers[status], answer_headers) for status in (first, *others)},
-            **{status: _problem(status, codes) for status in sorted({PROBLEMS[code].status for code in codes})},
+            **{status: _problem(status, codes, of_refusals) for status in sorted({PROBLEMS[code].status for code in codes})},
         },
         "openapi_extra": extra,
     }
@@ -121,37 +128,52 @@ def digits(text: str) -> str:
 async def answer(request: Request, handler: Handler, *parameters: Any) -> Response:
     """Let the handler answer this request."""
     services: Services = request.app.state.get_services()
-    call = _call(request, _query(request), await request.body())
-    reply = await handler(services, call, *parameters)
+    with _under_pressure(request, services):
+        call = _call(request, _query(request), await request.body())
+        reply = await handler(services, call, *parameters)
     return Response(reply.body, reply.status, reply.headers, reply.media_type)
 
 
 def answer_stream(request: Request, handler: StreamHandler, *parameters: Any) -> Response:
     """Let the handler answer this request piece by piece, while its body comes; the call that it gets has none."""
     services: Services = request.app.state.get_services()
-    call = _call(request, _query(request), b"")
-    return _Pieces(handler(services, call, *parameters, request.stream()), media_type=JSON_LINES)
+    with _under_pressure(request, services):
+        call = _call(request, _query(request), b"")
+    return _Pieces(request, services, handler(services, call, *parameters, request.stream()))
+
+
+@contextmanager
+def _under_pressure(request: Request, services: Services) -> Iterator[None]:
+    """What refuses a send says how full the queue of waiting writes is, as its answer would."""
+    try:
+        yield
+    except (Refusal, MessagingError) as error:
+        if request.scope["route"].operation_id not in _SENDING:
+            raise
+        refusal = as_refusal(error)
+        refusal.headers |= services.pressure_header()
+        raise refusal from error
 
 
 class _Pieces(Response):
     """An answer in pieces. It begins with the first one: what is refused before has a status of its own."""
 
-    def __init__(self, pieces: AsyncGenerator[bytes, None], *, media_type: str) -> None:
-        super().__init__(media_type=media_type)
+    def __init__(self, request: Request, services: Services, pieces: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(media_type=JSON_LINES)
+        self._request = request
+        self._services = services
         self._pieces = pieces
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        has_started = False
-        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         async with aclosing(self._pieces) as pieces:
+            with _under_pressure(self._request, self._services):
+                first = await anext(pieces, b"")
+            self.headers.update(self._services.pressure_header())
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": first, "more_body": True})
             async for piece in pieces:
-                if not has_started:
-                    has_started = True
-                    await send(start)
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
-        if not has_started:
-            await send(start)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -203,17 +225,21 @@ def _answer(kind: type | None, headers: Iterable[str]) -> dict[str, Any]:
     else:
         what = (kind.__doc__ or "").partition("\n")[0]
         content = {"application/json": {"schema": {"$ref": _reference(kind)}}}
-    answer: dict[str, Any] = {"description": what, "content": content}
-    shown = {name: {"description": ANSWER_HEADERS[name], "schema": {"type": "string"}} for name in headers}
-    return answer | ({"headers": shown} if shown else {})
+    return {"description": what, "content": content, **_shown(headers)}
 
 
-def _problem(status: int, codes: list[str]) -> dict[str, Any]:
+def _problem(status: int, codes: list[str], headers: Iterable[str]) -> dict[str, Any]:
     listed = [code for code in codes if PROBLEMS[code].status == status]
     return {
         "description": ", ".join(f"`{code}`" for code in listed),
         "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        **_shown(headers),
     }
+
+
+def _shown(headers: Iterable[str]) -> dict[str, Any]:
+    shown = {name: {"description": ANSWER_HEADERS[name], "schema": {"type": "string"}} for name in headers}
+    return {"headers": shown} if shown else {}
 
 
 def _header(header: HeaderParameter) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What an endpoint may ask for. Filled by the wiring once the store is open."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -48,6 +48,8 @@ class Services:
     identifiers: Identifiers
     metrics: Metrics
     loops: Loops
+    settings_in_force: Mapping[str, str]  # by their variables, without secrets
+    has_keys: bool  # only who has an API key gets in
     max_waiting: int
     max_line_bytes: int  # of a stream
     waiting: int = 0

@@ -12,6 +12,7 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -33,6 +34,7 @@ from txn.options import TransactionOptions
 
 PREFIX = "ESCROWMQ_"
 CONFIG_FILE = f"{PREFIX}CONFIG"
+_SECRET = ("api_keys", "encryption_keys", "database_url")  # a database's URL has a password in it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +122,25 @@ class Settings(BaseSettings):
         values["api_keys"] = len(self.api_keys)
         values["database_url"] = "(set)" if self.database_url else ""
         return values
+
+
+def in_force(settings: Settings) -> dict[str, str]:
+    """What every variable says, as text; of one that holds a secret only that it is set."""
+    return dict(_in_force(settings, PREFIX))
+
+
+def _in_force(section: Any, prefix: str) -> Iterator[tuple[str, str]]:
+    named = Settings.model_fields if isinstance(section, Settings) else [field.name for field in fields(section)]
+    for name in named:
+        value, variable = getattr(section, name), f"{prefix}{name}".upper()
+        if is_dataclass(value):
+            yield from _in_force(value, f"{variable}__")
+        elif name in _SECRET:
+            yield variable, "(set)" if value else ""
+        elif isinstance(value, bool | tuple):
+            yield variable, json.dumps(value)
+        else:
+            yield variable, str(value.value if isinstance(value, Enum) else value)
 
 
 def load(config_file: Path | None = None, **given: Any) -> Settings:

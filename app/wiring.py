@@ -22,7 +22,7 @@ from app.registry.vault import CannotOpen, Vault
 from app.schedules import occurrence
 from app.sent_keys import SentKeys
 from app.services import Services
-from app.settings import Settings
+from app.settings import Settings, in_force
 from app.testing.clock import VirtualClock
 from app.testing.controls import Controls
 from app.testing.faults import SlowAnswers
@@ -258,6 +258,8 @@ class Wiring:
             identifiers=identifiers,
             metrics=self._metrics,
             loops=self._loops,
+            settings_in_force=in_force(settings),
+            has_keys=bool(settings.api_keys),
             max_waiting=settings.http.max_waiting,
             max_line_bytes=settings.http.max_body_bytes,
         )

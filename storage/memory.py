@@ -109,6 +109,18 @@ class MemoryMessageStore:
         """SyncedPosition."""
         return True
 
+    def stored_offset(self) -> int:
+        """SyncedPosition."""
+        return self._log_end
+
+    def synced_offset(self) -> int:
+        """SyncedPosition."""
+        return self._log_end
+
+    async def flush(self) -> int:
+        """SyncedPosition."""
+        return self._log_end
+
     async def wait_durable(self, appended: Appended) -> None:
         """SyncedPosition."""
 

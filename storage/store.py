@@ -74,6 +74,15 @@ class TopicListing(Protocol):
 class SyncedPosition(Protocol):
     """Engines that can tell how far everything is durable."""
 
+    def stored_offset(self) -> int:
+        """Every message that is stored by now lies before this log offset."""
+
+    def synced_offset(self) -> int:
+        """Every message before this log offset is on disk."""
+
+    async def flush(self) -> int:
+        """Return once all that was stored by now is durable; the synced offset then. Raises FlushFailed, StoreClosed."""
+
     def is_durable(self, log_offset: int | None) -> bool:
         """Is the message at this log offset on disk?"""
 
@@ -87,6 +96,25 @@ class Reserve(Protocol):
 
     def owe(self, owed_bytes: int) -> None:
         """About so many bytes are to be appended from the reserve some day; it is to hold them."""
+
+
+class RecoveryReport(NamedTuple):
+    """What a start found and did."""
+
+    was_clean: bool
+    walked_bytes: int
+    replayed_records: int
+    cut_at: int | None
+    wiped_bytes: int
+    took_ms: int
+
+
+@runtime_checkable
+class Recovery(Protocol):
+    """Engines that say what their start found."""
+
+    @property
+    def recovery(self) -> RecoveryReport: ...
 
 
 PutBack = Callable[[Mapping[QueueId, int]], Awaitable[None]]

@@ -3,7 +3,18 @@
 from fastapi import APIRouter, Request, Response
 
 from app.admin import handlers
-from app.admin.schemas import Disk, LoopList, Store
+from app.admin.schemas import (
+    Config,
+    Disk,
+    DurabilityQuery,
+    Flushed,
+    LoopList,
+    RecoveryView,
+    Store,
+    SyncedState,
+    Version,
+    Whoami,
+)
 from app.operations import answer, operation
 
 router = APIRouter()
@@ -31,3 +42,59 @@ async def list_loops(request: Request) -> Response:
 async def get_store(request: Request) -> Response:
     """Look at the store in numbers."""
     return await answer(request, handlers.get_store)
+
+
+@router.post(
+    "/v1/admin/store/flush",
+    **operation(
+        "flushStore",
+        tag="admin",
+        answers={200: Flushed},
+        problems=["storage_failed", "not_supported_by_engine"],
+    ),
+)
+async def flush_store(request: Request) -> Response:
+    """Put everything that is stored by now on disk, and wait for it."""
+    return await answer(request, handlers.flush_store)
+
+
+@router.get(
+    "/v1/admin/recovery",
+    **operation("getRecoveryReport", tag="admin", answers={200: RecoveryView}, problems=["not_supported_by_engine"]),
+)
+async def get_recovery_report(request: Request) -> Response:
+    """See what the last start found: was the stop before in order, what was cut, how long it took."""
+    return await answer(request, handlers.get_recovery_report)
+
+
+@router.get("/v1/admin/config", **operation("getConfig", tag="admin", answers={200: Config}))
+async def get_config(request: Request) -> Response:
+    """Look at the settings that are in force, without secrets."""
+    return await answer(request, handlers.get_config)
+
+
+@router.get(
+    "/v1/store/durability",
+    **operation(
+        "getDurability",
+        tag="admin",
+        query=DurabilityQuery,
+        answers={200: SyncedState},
+        problems=["storage_failed", "too_many_waiting", "not_supported_by_engine"],
+    ),
+)
+async def get_durability(request: Request) -> Response:
+    """Is a message on disk? With `wait_ms` the answer waits until it is; a buffered receipt becomes a synced one so."""
+    return await answer(request, handlers.get_durability)
+
+
+@router.get("/v1/whoami", **operation("getWhoami", tag="admin", answers={200: Whoami}))
+async def get_whoami(request: Request) -> Response:
+    """Who am I, and what may I do?"""
+    return await answer(request, handlers.get_whoami)
+
+
+@router.get("/v1/version", **operation("getVersion", tag="admin", answers={200: Version}))
+async def get_version(request: Request) -> Response:
+    """See which release is running."""
+    return await answer(request, handlers.get_version)

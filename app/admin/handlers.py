@@ -1,14 +1,34 @@
 """What operators look at, over HTTP."""
 
+import asyncio
+from contextlib import suppress
+from importlib.metadata import version
+
 from msgspec import UNSET
 
 from app import codec
-from app.admin.schemas import Disk, Log, Loop, LoopList, SetAsideItem, Store
+from app.admin.schemas import (
+    Config,
+    Disk,
+    DurabilityQuery,
+    Flushed,
+    Log,
+    Loop,
+    LoopList,
+    RecoveryView,
+    SetAsideItem,
+    Store,
+    SyncedState,
+    Version,
+    Whoami,
+)
 from app.exchange import Call, Reply, reply
 from app.services import Services
 from scheduler.loops import LoopReport
 from storage.errors import NotSupportedByEngine
-from storage.store import Retention, Status
+from storage.store import Recovery, Retention, Status, SyncedPosition
+
+_SCOPES = ("send", "receive", "transact", "operate", "audit", "admin")
 
 
 async def list_loops(services: Services, _: Call) -> Reply:
@@ -57,6 +77,61 @@ async def get_disk(services: Services, _: Call) -> Reply:
             projected_full_at=UNSET if full_at_ms is None else codec.rfc3339(full_at_ms),
         ),
     )
+
+
+async def flush_store(services: Services, _: Call) -> Reply:
+    begun_ms = services.clock.monotonic_ms()
+    synced_offset = await _synced_position(services).flush()
+    return reply(200, Flushed(synced_offset=synced_offset, took_ms=services.clock.monotonic_ms() - begun_ms))
+
+
+async def get_durability(services: Services, call: Call) -> Reply:
+    query = call.parameters(DurabilityQuery)
+    store = _synced_position(services)
+    stored_end = store.stored_offset()
+    offset = stored_end - 1 if query.offset is UNSET else query.offset
+    if query.wait_ms and store.synced_offset() <= offset < stored_end:
+        async with services.parked(call):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(store.flush(), query.wait_ms / 1000)
+    synced_offset = store.synced_offset()
+    return reply(200, SyncedState(synced_offset=synced_offset, synced=offset < synced_offset))
+
+
+async def get_recovery_report(services: Services, _: Call) -> Reply:
+    if not isinstance(services.store, Recovery):
+        raise NotSupportedByEngine("the engine does not say what its start found")
+    found = services.store.recovery
+    return reply(
+        200,
+        RecoveryView(
+            was_clean=found.was_clean,
+            walked_bytes=found.walked_bytes,
+            replayed_records=found.replayed_records,
+            cut_at=UNSET if found.cut_at is None else found.cut_at,
+            wiped_bytes=found.wiped_bytes,
+            took_ms=found.took_ms,
+        ),
+    )
+
+
+async def get_config(services: Services, _: Call) -> Reply:
+    return reply(200, Config(settings=dict(services.settings_in_force)))
+
+
+async def get_whoami(services: Services, _: Call) -> Reply:
+    """Until there are scopes, a key may do everything; so may everybody where there are no keys."""
+    return reply(200, Whoami(authenticated=services.has_keys, namespace="default", scopes=list(_SCOPES)))
+
+
+async def get_version(_: Services, __: Call) -> Reply:
+    return reply(200, Version(name="EscrowMQ", version=version("escrowmq"), api_version="v1"))
+
+
+def _synced_position(services: Services) -> SyncedPosition:
+    if not isinstance(services.store, SyncedPosition):
+        raise NotSupportedByEngine("the engine does not say what is on disk")
+    return services.store
 
 
 def _view(report: LoopReport) -> Loop:

@@ -1,11 +1,11 @@
-"""What goes in and out: the loops, the store, the disk."""
+"""What goes in and out: the loops, the store, the disk, the settings, who is asking."""
 
 from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from app.messages.schemas import Offset, Timestamp
+from app.messages.schemas import Offset, Timestamp, WaitMs
 
 
 class SetAsideItem(msgspec.Struct, kw_only=True):
@@ -77,3 +77,78 @@ class Disk(msgspec.Struct, kw_only=True):
     refuse_above: float
     writable: bool
     projected_full_at: Timestamp | UnsetType = UNSET
+
+
+class Flushed(msgspec.Struct, kw_only=True):
+    """Everything before `synced_offset` is on disk."""
+
+    synced_offset: Offset
+    took_ms: int
+
+
+class DurabilityQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which message is asked about."""
+
+    offset: (
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                le=(1 << 63) - 1,
+                description="The `log_offset` of a receipt; all that is stored by now if left out.",
+                extra_json_schema={"format": "int64"},
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    wait_ms: WaitMs = 0
+
+
+class SyncedState(msgspec.Struct, kw_only=True):
+    """How far the log is on disk."""
+
+    synced_offset: Annotated[Offset, Meta(description="Every message before it is on disk.")]
+    synced: Annotated[bool, Meta(description="Is the message that was asked about on disk?")]
+
+
+class RecoveryView(msgspec.Struct, kw_only=True):
+    """What the last start found, and did about it."""
+
+    was_clean: Annotated[bool, Meta(description="The stop before was in order: there was nothing to recover.")]
+    walked_bytes: Annotated[int, Meta(description="Of the log's end, each byte of which was verified.")]
+    replayed_records: Annotated[int, Meta(description="Queued and indexed once more.")]
+    cut_at: (
+        Annotated[
+            Offset,
+            Meta(description="Where the end of the log was cut: what lay behind was torn, and never acknowledged as synced."),
+        ]
+        | UnsetType
+    ) = UNSET
+    wiped_bytes: Annotated[int, Meta(description="Zeroed behind the end.")]
+    took_ms: int
+
+
+class Config(msgspec.Struct, kw_only=True):
+    """What is in force."""
+
+    settings: Annotated[
+        dict[str, str], Meta(description="By the variable's name. Of one that holds a secret only whether it is (set).")
+    ]
+
+
+class Whoami(msgspec.Struct, kw_only=True):
+    """Who is asking, and what that one may do."""
+
+    authenticated: Annotated[bool, Meta(description="False where the service has no API keys, and takes everybody.")]
+    namespace: str
+    scopes: Annotated[
+        list[str], Meta(description="send, receive, transact, operate, audit, admin. A key has them all in this release.")
+    ]
+
+
+class Version(msgspec.Struct, kw_only=True):
+    """What is running."""
+
+    name: str
+    version: str
+    api_version: Annotated[str, Meta(description="The prefix of every path.")]

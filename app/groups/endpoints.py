@@ -100,7 +100,7 @@ async def list_leases(group: Name, request: Request) -> Response:
 
 @router.get(
     "/v1/groups/{group}/lag",
-    **operation("getGroupLag", tag="offsets", answers={200: Lag}, problems=["group_not_found", "reserved_topic"]),
+    **operation("getGroupLag", tag="groups", answers={200: Lag}, problems=["group_not_found", "reserved_topic"]),
 )
 async def get_group_lag(group: Name, request: Request) -> Response:
     """See how far the group is behind: what is ready, leased, and waits for a retry."""

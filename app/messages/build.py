@@ -47,6 +47,9 @@ def build(
     """
     body, content_type = _body(given, depth) if raw_body is None else (raw_body, _content_type(given))
     _check_size(body, topic.settings.max_message_bytes, f"topic {topic.name}")
+    if topic.payload_schema is not None:
+        place = "/body" if raw_body is not None else "/payload" if given.json is UNSET else "/json"
+        topic.payload_schema.check(body, pointer=place)
     system = {}
     if given.ordering_key is not UNSET:
         system[ORDERING_KEY] = _text(given.ordering_key, "/ordering_key")

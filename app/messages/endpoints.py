@@ -124,6 +124,7 @@ async def send_message_raw(topic: Topic, request: Request) -> Response:
         tag="messages",
         takes_lines=True,
         answers={200: Lines},
+        answer_headers=["Store-Pressure"],
         headers=[IDEMPOTENCY_KEY],
         problems=("topic_not_found", "reserved_topic"),
     ),
@@ -193,7 +194,7 @@ async def get_message_trace(message_id: MessageId, request: Request) -> Response
     "/v1/topics/{topic}/queues/{queue_id}/messages",
     **operation(
         "pullMessages",
-        tag="messages",
+        tag="pull",
         query=PullQuery,
         answers={200: MessagePage},
         problems=[

@@ -105,7 +105,7 @@ def _fingerprint(call: Call, *, is_raw: bool) -> str:
     """Of the body's bytes, and on the raw route of the attributes in the headers."""
     digest = sha256(call.body)
     if is_raw:
-        names = sorted(name for name in call.headers if name.startswith("message-") or name == "content-type")
+        names = sorted(name for name in call.headers if name.startswith("message-"))
         digest.update(repr([(name, call.headers[name]) for name in names]).encode())
     return digest.hexdigest()
 
@@ -332,7 +332,7 @@ def _from_headers(headers: Mapping[str, str]) -> MessageInput:
 def _header_of(pointer: str) -> str:
     """Where a field of a raw message was given."""
     field, _, rest = pointer.removeprefix("/").partition("/")
-    if field == "headers":
+    if field in ("headers", "body"):
         return pointer
     if field == "properties":
         return f"/headers/{_RAW_PROPERTY}{rest}"

@@ -201,17 +201,22 @@ class _Stream:
         return _Line(entry_id, given, sha256(line).hexdigest() if self._key is not None else "")
 
     def _built(self, line: _Line) -> Message:
-        """Raises Refusal, MessagingError."""
+        """Raises Refusal."""
         services = self._services
         now_ms = services.clock.wall_ms()
-        built = build(
-            line.given,
-            self._topic,
-            message_id=services.identifiers.new("msg"),
-            now_ms=now_ms,
-            depth=_LINE_DEPTH,
-            traceparent=self._traceparent,
-        )
+        try:
+            built = build(
+                line.given,
+                self._topic,
+                message_id=services.identifiers.new("msg"),
+                now_ms=now_ms,
+                depth=_LINE_DEPTH,
+                traceparent=self._traceparent,
+            )
+        except (Refusal, MessagingError) as error:
+            refusal = as_refusal(error)
+            # What is no JSON shows only here when it stands in a `json` field; it is the line's, not the message's.
+            raise refusal if refusal.code == "malformed_request" else refusal.under("/message") from error
         return scheduled_message.put_off(built, now_ms)
 
     # --------------------------------------------------------------------------------------------------------- without key

@@ -17,6 +17,7 @@ topics = Table(
     Column("max_message_bytes", BigInteger, nullable=False),
     Column("dedup_window_ms", BigInteger, nullable=False),
     Column("max_delay_ms", BigInteger, nullable=False),
+    Column("schema", JSON(none_as_null=True)),  # {kind, mode, json}, where json is the text of the schema
     Column("created_at_ms", BigInteger, nullable=False),
     Column("revision", Integer, nullable=False),
 )

@@ -1,14 +1,15 @@
 """The topics: rows in SQL, all of them in memory too, and made known to the store."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import msgspec
 import structlog
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, insert, select, update
 
 from app.registry.database import Database, rows
+from app.registry.payload_schema import PayloadSchema
 from app.registry.tables import topics as table
 from storage.clock import Clock
 from storage.errors import InvalidRequest, ReservedName, TopicExists, UnknownQueue, UnknownTopic
@@ -19,14 +20,23 @@ from storage.store import MessageStore, TopicListing
 log = structlog.get_logger()
 
 MessageType = Literal["normal", "fifo", "delayed", "transactional"]
+ENFORCE = "enforce"
 ALL_TYPES: tuple[MessageType, ...] = ("normal", "fifo", "delayed", "transactional")
 
 DAY_MS = 86_400_000
 MIB = 1 << 20
 
 
+class TopicSchema(msgspec.Struct, frozen=True, kw_only=True):
+    """What the JSON of the topic's messages must be, while `mode` is enforce. `json`: the JSON Schema, as text."""
+
+    kind: str
+    mode: str
+    json: str
+
+
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What was said when the topic was created."""
+    """What was said when the topic was created, or changed since."""
 
     topic: str
     queues: int = 4
@@ -35,17 +45,24 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_message_bytes: int = 4 * MIB
     dedup_window_ms: int = DAY_MS
     max_delay_ms: int = 30 * DAY_MS
+    schema: TopicSchema | None = None
 
 
 class Topic:
     """A topic that exists."""
 
     def __init__(self, settings: TopicSettings, *, created_at_ms: int, revision: int) -> None:
-        self.settings = settings
+        """Raises Refusal where its schema is none."""
         self.created_at_ms = created_at_ms
+        self._next_queue = 0
+        self.adopt(settings, revision=revision)
+
+    def adopt(self, settings: TopicSettings, *, revision: int) -> None:
+        """These settings from now on, for whoever holds this topic. Raises Refusal where its schema is none."""
+        self.payload_schema = _compiled(settings.schema)
+        self.settings = settings
         self.revision = revision
         self._queues = [QueueId(settings.topic, number) for number in range(settings.queues)]
-        self._next_queue = 0
 
     @property
     def name(self) -> str:
@@ -63,6 +80,14 @@ class Topic:
         queue = self._queues[self._next_queue]
         self._next_queue = (queue.number + 1) % len(self._queues)
         return queue
+
+
+def _compiled(schema: TopicSchema | None) -> PayloadSchema | None:
+    """None where nothing is enforced; one that is not enforced is one all the same."""
+    if schema is None:
+        return None
+    compiled = PayloadSchema(schema.json.encode(), pointer="/schema/json")
+    return compiled if schema.mode == ENFORCE else None
 
 
 class Topics:
@@ -123,6 +148,31 @@ class Topics:
         if known.settings != settings:
             raise TopicExists(f"topic {settings.topic} exists with other settings")
         return known, False
+
+    async def change(self, name: str, changed: Callable[[Topic], TopicSettings]) -> Topic:
+        """`changed`: what the settings are to be; it may refuse. Where nothing changes the revision stays.
+
+        Queues are added, never taken away. Raises InvalidRequest, Refusal, and as `get` does; nothing was changed then.
+        """
+        async with self._creating:
+            topic = self.get(name)
+            settings = changed(topic)
+            if settings == topic.settings:
+                return topic
+            if settings.queues < topic.settings.queues:
+                detail = f"topic {name} has {topic.settings.queues} queues; their number only grows"
+                raise InvalidRequest(detail, pointer="/queues")
+            _compiled(settings.schema)
+            revision = topic.revision + 1
+
+            def save(connection: Connection) -> None:
+                row = msgspec.to_builtins(settings)
+                connection.execute(update(table).where(table.c.topic == name).values(**row, revision=revision))
+
+            await self._database.run(save)
+            await self._store.create_topic(name, queue_count=settings.queues)
+            topic.adopt(settings, revision=revision)
+            return topic
 
     async def _add(self, settings: TopicSettings) -> Topic:
         topic = Topic(settings, created_at_ms=self._clock.wall_ms(), revision=1)

@@ -46,6 +46,7 @@ async def send_request(topic: Topic, request: Request) -> Response:
         tag="requests",
         query=RequestQuery,
         answers={200: RequestView},
+        headers=[_PREFER],
         problems=(*_KEPT, "too_many_waiting"),
     ),
 )

@@ -68,7 +68,7 @@ async def ask(services: Services, call: Call, topic_name: str) -> Answer:
 
 async def get(services: Services, call: Call, request_id: str) -> Answer:
     query = call.parameters(RequestQuery)
-    request = await _wait_until_closed(services, call, request_id, query.wait_ms)
+    request = await _wait_until_closed(services, call, request_id, _wait_ms(call, query.wait_ms))
     return reply(200, await _view(services, request, query.payload))
 
 

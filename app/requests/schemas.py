@@ -23,7 +23,7 @@ class RequestInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class RequestQuery(MessageQuery, forbid_unknown_fields=True, kw_only=True):
     """How long to wait for the request to be closed, and how its reply is written."""
 
-    wait_ms: WaitMs = 0
+    wait_ms: WaitMs | UnsetType = UNSET
 
 
 class ReplyInput(PayloadInput, forbid_unknown_fields=True, kw_only=True):

@@ -4,9 +4,19 @@ from fastapi import APIRouter, Request, Response
 
 from app.messages.endpoints import QueueNumber
 from app.messages.endpoints import Topic as TopicPath
-from app.operations import IDEMPOTENCY_KEY, WRITING, answer, operation
+from app.operations import IDEMPOTENCY_KEY, IF_MATCH, WRITING, answer, operation
 from app.topics import handlers
-from app.topics.schemas import OffsetQuery, PageQuery, QueueList, QueuePosition, Topic, TopicInput, TopicPage
+from app.topics.schemas import (
+    OffsetQuery,
+    PageQuery,
+    QueueList,
+    QueuePosition,
+    Topic,
+    TopicChanges,
+    TopicInput,
+    TopicPage,
+    TopicStats,
+)
 
 router = APIRouter()
 
@@ -26,7 +36,16 @@ async def list_topics(request: Request) -> Response:
         "createTopic",
         tag="topics",
         body=TopicInput,
-        example={"topic": "orders", "queues": 4},
+        example={
+            "topic": "orders",
+            "queues": 4,
+            "message_types": ["normal", "fifo", "delayed", "transactional"],
+            "retention_ms": 259_200_000,
+            "max_message_bytes": 4_194_304,
+            "dedup_window_ms": 86_400_000,
+            "max_delay_ms": 2_592_000_000,
+            "schema": {"kind": "json_schema", "mode": "enforce", "json": {"type": "object"}},
+        },
         answers={201: Topic, 200: Topic},
         answer_headers=["Location", "ETag", "Idempotency-Replayed"],
         headers=[IDEMPOTENCY_KEY],
@@ -49,6 +68,33 @@ async def get_topic(topic: TopicPath, request: Request) -> Response:
     return await answer(request, handlers.get, topic)
 
 
+@router.patch(
+    "/v1/topics/{topic}",
+    **operation(
+        "updateTopic",
+        tag="topics",
+        body=TopicChanges,
+        example={"max_delay_ms": 86_400_000, "schema": {"json": {"type": "object", "required": ["order_id"]}}},
+        answers={200: Topic},
+        answer_headers=["ETag"],
+        headers=[IF_MATCH],
+        problems=["topic_not_found", "reserved_topic", "revision_mismatch", *WRITING],
+    ),
+)
+async def update_topic(topic: TopicPath, request: Request) -> Response:
+    """Change a topic's settings; what is left out stays. With more queues an ordering key may come to another one."""
+    return await answer(request, handlers.update, topic)
+
+
+@router.get(
+    "/v1/topics/{topic}/stats",
+    **operation("getTopicStats", tag="topics", answers={200: TopicStats}, problems=["topic_not_found", "reserved_topic"]),
+)
+async def get_topic_stats(topic: TopicPath, request: Request) -> Response:
+    """See how much a topic holds, and who reads it."""
+    return await answer(request, handlers.stats, topic)
+
+
 @router.get(
     "/v1/topics/{topic}/queues",
     **operation("listQueues", tag="topics", answers={200: QueueList}, problems=["topic_not_found", "reserved_topic"]),
@@ -62,7 +108,7 @@ async def list_queues(topic: TopicPath, request: Request) -> Response:
     "/v1/topics/{topic}/queues/{queue_id}/offset",
     **operation(
         "searchOffset",
-        tag="topics",
+        tag="pull",
         query=OffsetQuery,
         answers={200: QueuePosition},
         problems=["topic_not_found", "queue_not_found", "reserved_topic"],

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from hashlib import sha256
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -13,10 +14,23 @@ from app.problems import invalid_field
 from app.registry import topics as registry
 from app.sent_keys import KeyedRequest
 from app.services import Services
-from app.topics.schemas import OffsetQuery, PageQuery, Queue, QueueList, QueuePosition, Topic, TopicInput, TopicPage
+from app.topics.schemas import (
+    OffsetQuery,
+    PageQuery,
+    Queue,
+    QueueList,
+    QueuePosition,
+    Topic,
+    TopicChanges,
+    TopicInput,
+    TopicPage,
+    TopicSchema,
+    TopicStats,
+)
 from storage.message import Appended, Message
 
 _decoder = msgspec.json.Decoder(TopicInput)
+_changes_decoder = msgspec.json.Decoder(TopicChanges)
 
 
 async def create(services: Services, call: Call) -> Reply:
@@ -26,10 +40,7 @@ async def create(services: Services, call: Call) -> Reply:
     before = None if request is None else await services.sent_keys.sent_before(request, window_ms=registry.DAY_MS)
     if before is not None:
         return _created(services.topics.get(before.topic), before.status, {"Idempotency-Replayed": "true"})
-    if len(set(given.message_types)) < len(given.message_types):
-        raise invalid_field("/message_types", "not_allowed", "a type stands twice")
-    types = tuple(kind for kind in registry.ALL_TYPES if kind in given.message_types)
-    settings = registry.TopicSettings(**{**msgspec.structs.asdict(given), "message_types": types})
+    settings = registry.TopicSettings(topic=given.topic, **_said(given))
     status = 200 if services.topics.knows(given.topic) else 201
 
     async def create_and_append(marks: Sequence[Message]) -> list[Appended]:
@@ -51,6 +62,36 @@ def _created(topic: registry.Topic, status: int, headers: dict[str, str]) -> Rep
 async def get(services: Services, _: Call, topic_name: str) -> Reply:
     topic = services.topics.get(topic_name)
     return reply(200, _view(topic), {"ETag": f'"{topic.revision}"'})
+
+
+async def update(services: Services, call: Call, topic_name: str) -> Reply:
+    services.topics.get(topic_name)
+    given = call.decode(_changes_decoder)
+
+    def changed(topic: registry.Topic) -> registry.TopicSettings:
+        call.check_if_match(topic.revision)
+        return msgspec.structs.replace(topic.settings, **_said(given))
+
+    topic = await services.topics.change(topic_name, changed)
+    return reply(200, _view(topic), {"ETag": f'"{topic.revision}"'})
+
+
+async def stats(services: Services, _: Call, topic_name: str) -> Reply:
+    topic = services.topics.get(topic_name)
+    bounds = [await services.store.offsets(queue) for queue in await services.store.queues(topic.name)]
+    groups = [
+        group.name for group in services.consumer_groups.all() if topic.name in {one.topic for one in group.rules.subscriptions}
+    ]
+    return reply(
+        200,
+        TopicStats(
+            topic=topic.name,
+            queues=len(bounds),
+            messages=sum(one.end - one.first for one in bounds),
+            messages_ever=sum(one.end for one in bounds),
+            groups=groups,
+        ),
+    )
 
 
 async def list_(services: Services, call: Call) -> Reply:
@@ -83,7 +124,23 @@ async def search_offset(services: Services, call: Call, topic_name: str, queue_i
     return reply(200, position)
 
 
+def _said(given: TopicInput | TopicChanges) -> dict[str, Any]:
+    """The settings that were given, but the name. Raises Refusal."""
+    said = {name: value for name, value in msgspec.structs.asdict(given).items() if value is not UNSET and name != "topic"}
+    if given.message_types is not UNSET:
+        if len(set(given.message_types)) < len(given.message_types):
+            raise invalid_field("/message_types", "not_allowed", "a type stands twice")
+        said["message_types"] = tuple(kind for kind in registry.ALL_TYPES if kind in given.message_types)
+    if given.schema is not UNSET:
+        text = codec.compact(given.schema.json, depth=2).decode()
+        said["schema"] = registry.TopicSchema(kind=given.schema.kind, mode=given.schema.mode, json=text)
+    return said
+
+
 def _view(topic: registry.Topic) -> Topic:
     settings = msgspec.structs.asdict(topic.settings)
     settings["message_types"] = list(topic.settings.message_types)
+    schema = settings.pop("schema")
+    if schema is not None:
+        settings["schema"] = TopicSchema(kind=schema.kind, mode=schema.mode, json=msgspec.Raw(schema.json.encode()))
     return Topic(**settings, created_at=codec.rfc3339(topic.created_at_ms), revision=topic.revision)

@@ -1,9 +1,9 @@
 """What goes in and out: topics and their queues."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, Raw, UnsetType
 
 from app.messages.schemas import MAX_BODY_BYTES, Offset, Timestamp
 from app.pages import DEFAULT_PAGE_SIZE, PageSize, PageToken
@@ -14,6 +14,20 @@ _MAX_MS = 1 << 53
 TopicName = Annotated[
     str, Meta(min_length=1, max_length=127, description="Letters, digits, `_`, `-`, `.`; no leading dot; case counts.")
 ]
+
+
+class TopicSchema(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What the JSON of a topic's messages must be. A message that is none, or another, is refused while `mode` is enforce."""
+
+    kind: Literal["json_schema"] = "json_schema"
+    mode: Annotated[Literal["enforce", "off"], Meta(description="off: it is kept, and nothing is refused.")] = "enforce"
+    json: Annotated[
+        Raw,
+        Meta(
+            description="A JSON Schema of up to 64 KiB, draft 2020-12 unless its `$schema` says 4, 6, 7 or 2019-09. References "
+            "stay inside of it; patterns have no look-around and no back-references."
+        ),
+    ]
 
 
 class TopicInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -28,6 +42,21 @@ class TopicInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     max_message_bytes: Annotated[int, Meta(ge=1, le=MAX_BODY_BYTES)] = 4 * MIB
     dedup_window_ms: Annotated[int, Meta(ge=0, le=_MAX_MS, description="How long an Idempotency-Key counts.")] = DAY_MS
     max_delay_ms: Annotated[int, Meta(ge=0, le=_MAX_MS)] = 30 * DAY_MS
+    schema: TopicSchema | UnsetType = UNSET
+
+
+class TopicChanges(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What is to be otherwise; what is left out stays."""
+
+    queues: Annotated[int, Meta(ge=1, le=1_024, description="More than before: queues are never taken away.")] | UnsetType = (
+        UNSET
+    )
+    message_types: Annotated[list[MessageType], Meta(min_length=1, max_length=4)] | UnsetType = UNSET
+    retention_ms: Annotated[int, Meta(ge=1, le=_MAX_MS)] | UnsetType = UNSET
+    max_message_bytes: Annotated[int, Meta(ge=1, le=MAX_BODY_BYTES)] | UnsetType = UNSET
+    dedup_window_ms: Annotated[int, Meta(ge=0, le=_MAX_MS)] | UnsetType = UNSET
+    max_delay_ms: Annotated[int, Meta(ge=0, le=_MAX_MS)] | UnsetType = UNSET
+    schema: TopicSchema | UnsetType = UNSET
 
 
 class Topic(msgspec.Struct, kw_only=True):
@@ -40,6 +69,7 @@ class Topic(msgspec.Struct, kw_only=True):
     max_message_bytes: int
     dedup_window_ms: int
     max_delay_ms: int
+    schema: TopicSchema | UnsetType = UNSET
     created_at: Timestamp
     revision: int
 
@@ -56,6 +86,18 @@ class PageQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     page_size: PageSize = DEFAULT_PAGE_SIZE
     page_token: PageToken | UnsetType = UNSET
+
+
+class TopicStats(msgspec.Struct, kw_only=True):
+    """A topic in numbers."""
+
+    topic: str
+    queues: int
+    messages: Annotated[int, Meta(description="That can be read.", extra_json_schema={"format": "int64"})]
+    messages_ever: Annotated[
+        int, Meta(description="Those that have expired among them.", extra_json_schema={"format": "int64"})
+    ]
+    groups: Annotated[list[str], Meta(description="The consumer groups that read it.")]
 
 
 class Queue(msgspec.Struct, kw_only=True):

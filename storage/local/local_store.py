@@ -39,12 +39,23 @@ from storage.local.offset_commits import OffsetCommits
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.local.preparer import Preparer
 from storage.local.reader import Reader
-from storage.local.recovery import Progress, Report
+from storage.local.recovery import Progress
 from storage.local.retention import Retention
 from storage.local.runner import Lane, Runner
 from storage.local.store_files import StoreFiles
 from storage.message import Appended, DueEntry, Durability, Message, OffsetRange, QueueId, StoredMessage
-from storage.store import ANY_LABEL, LAST_MS, DiskUsage, DueCounts, DuePage, PutBack, Scanned, Snapshot, StoreStatus
+from storage.store import (
+    ANY_LABEL,
+    LAST_MS,
+    DiskUsage,
+    DueCounts,
+    DuePage,
+    PutBack,
+    RecoveryReport,
+    Scanned,
+    Snapshot,
+    StoreStatus,
+)
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -292,12 +303,30 @@ class LocalMessageStore:
 
     async def wait_durable(self, appended: Appended) -> None:
         """SyncedPosition."""
-        if appended.durable or appended.log_offset is None or self.is_durable(appended.log_offset):
+        if not appended.durable and appended.log_offset is not None:
+            await self._wait_synced(appended.log_offset)
+
+    def stored_offset(self) -> int:
+        """SyncedPosition."""
+        return self._writer.written_end
+
+    def synced_offset(self) -> int:
+        """SyncedPosition."""
+        return self._flusher.durable_end
+
+    async def flush(self) -> int:
+        """SyncedPosition."""
+        self._check_readable()
+        await self._wait_synced(self._writer.written_end - 1)
+        return self._flusher.durable_end
+
+    async def _wait_synced(self, log_offset: int) -> None:
+        if self.is_durable(log_offset):
             return
         if self._failure is not None:
             raise FlushFailed
         synced: asyncio.Future[None] = self._loop.create_future()
-        self._synced.append((appended.log_offset, synced))
+        self._synced.append((log_offset, synced))
         self._flusher.request(self._writer.written_end, self._writer.stored_at_ms)
         await synced
 
@@ -401,7 +430,8 @@ class LocalMessageStore:
         return self._preparer.is_idle
 
     @property
-    def recovery(self) -> Report:
+    def recovery(self) -> RecoveryReport:
+        """Recovery."""
         return self._files.recovered.report
 
     def status(self) -> StoreStatus:

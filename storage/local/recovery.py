@@ -24,7 +24,7 @@ from storage.local.key_index import KeyIndex
 from storage.local.replay import Replay
 from storage.local.snapshot_files import SnapshotFiles
 from storage.message import OffsetRange, QueueId
-from storage.store import Snapshot
+from storage.store import RecoveryReport, Snapshot
 
 QUEUES_SNAPSHOT = "consume_queues"
 _FIRST_WINDOW_BYTES = 1 << 20  # after a clean stop it holds nothing but zeros
@@ -83,24 +83,13 @@ class QueuesSnapshot(msgspec.Struct, frozen=True):
 _snapshot_decoder = msgspec.msgpack.Decoder(QueuesSnapshot)
 
 
-class Report(NamedTuple):
-    """What a start found and did."""
-
-    was_clean: bool
-    walked_bytes: int
-    replayed_records: int
-    cut_at: int | None
-    wiped_bytes: int
-    took_ms: int
-
-
 class Recovered(NamedTuple):
     queues: ConsumeQueues
     walked_from: int  # everything behind was verified
     end: int
     epoch: int
     last_stored_at_ms: int
-    report: Report
+    report: RecoveryReport
 
 
 def recover(
@@ -151,7 +140,7 @@ def recover(
     # A new life of the store: units of this one can never be taken for what an earlier one left behind.
     epoch = max(slot.epoch if slot is not None else 0, walk.epoch) + (0 if was_clean else 1)
     last_stored_at_ms = max(snapshot.stored_at_ms if snapshot is not None else 0, replay.last_stored_at_ms)
-    report = Report(
+    report = RecoveryReport(
         was_clean=was_clean,
         walked_bytes=walk.end - begin,
         replayed_records=replay.record_count,

@@ -242,6 +242,16 @@ async def test_engines_that_know_what_is_durable_wait_for_it(store):
     assert store.is_durable(appended.log_offset)
 
 
+async def test_after_a_flush_all_that_was_stored_before_is_durable(store):
+    assert isinstance(store, SyncedPosition)
+    (appended,) = await store.append([message()], durability=Durability.BUFFERED)
+
+    synced_offset = await store.flush()
+
+    assert appended.log_offset < synced_offset == store.synced_offset() <= store.stored_offset()
+    assert store.is_durable(appended.log_offset)
+
+
 async def test_engines_that_keep_snapshots_give_the_last_one_back(store):
     assert isinstance(store, Snapshots)
     await store.append(messages(3))

@@ -220,7 +220,7 @@ def test_who_has_another_key_is_told_so_in_a_parsed_problem(generated, server):
 def make_topic(generated: Generated) -> str:
     """A topic of one queue; its name."""
     name = f"topic-{next(_numbers)}"
-    return generated.call("createTopic", body=generated.body("createTopic", topic=name, queues=1), status=201).topic
+    return generated.call("createTopic", body=generated.model("TopicInput", topic=name, queues=1), status=201).topic
 
 
 _numbers = count(1)
@@ -232,6 +232,9 @@ def make_topics(generated: Generated) -> None:
     assert generated.call("getTopic", made.topic, status=200) == made
     assert made in generated.call("listTopics", page_size=1_000, status=200).items
     assert isinstance(made.created_at, datetime.datetime)
+    changed = generated.call("updateTopic", made.topic, body=generated.body("updateTopic"), if_match='"1"', status=200)
+    assert (changed.revision, changed.max_delay_ms) == (2, 86_400_000)
+    assert generated.call("getTopicStats", made.topic, status=200).queues == 4
 
     queues = generated.call("listQueues", made.topic, status=200).items
     assert [(queue.queue_id, queue.min_offset, queue.max_offset) for queue in queues] == [(n, 0, 0) for n in range(4)]
@@ -291,6 +294,12 @@ def look_at_the_disk(generated: Generated) -> None:
     disk = generated.call("getDisk", status=200)
     assert 0 < disk.used_ratio <= 1
     assert disk.clean_above < disk.force_above < disk.refuse_above
+    flushed = generated.call("flushStore", status=200)
+    assert generated.call("getDurability", offset=flushed.synced_offset - 1, status=200).synced
+    assert generated.call("getRecoveryReport", status=200).took_ms >= 0
+    assert generated.call("getConfig", status=200).settings["ESCROWMQ_API_KEYS"] == "(set)"
+    assert generated.call("getWhoami", status=200).authenticated
+    assert generated.call("getVersion", status=200).name == "EscrowMQ"
 
 
 def ask_and_reply(generated: Generated) -> None:

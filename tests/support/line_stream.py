@@ -31,6 +31,7 @@ class LineStream:
         ]
         self._socket.sendall("\r\n".join(head).encode())
         self.status = 0
+        self.headers: dict[str, str] = {}
 
     def __enter__(self) -> "LineStream":
         return self
@@ -92,8 +93,9 @@ class LineStream:
     def _chunk(self) -> bytes:
         if not self.status:
             self.status = int(self._line().split(b" ")[1])
-            while self._line() != b"\r\n":
-                pass
+            while (line := self._line()) != b"\r\n":
+                name, _, value = line.decode("latin-1").partition(":")
+                self.headers[name.lower()] = value.strip()
         if self._is_over:
             return b""
         length = int(self._line(), 16)

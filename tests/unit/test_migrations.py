@@ -25,6 +25,7 @@ ROWS: dict[Table, dict[str, object]] = {
         "max_message_bytes": 1 << 33,
         "dedup_window_ms": 86_400_000,
         "max_delay_ms": 0,
+        "schema": {"kind": "json_schema", "mode": "off", "json": '{"type":"object"}'},
         "created_at_ms": 1_800_000_000_123,
         "revision": 7,
     },
@@ -128,6 +129,17 @@ def test_a_group_that_an_offset_made_before_it_had_rules_reads_no_topics_and_has
 
         (row,) = rows(connection, select(consumer_groups))
     assert _from_row(row) == ConsumerGroup(name="warehouse", rules=GroupRules(), created_at_ms=1_800_000_000_125)
+
+
+def test_a_topic_of_before_there_were_schemas_has_none(engine):
+    with engine.begin() as connection:
+        migrate(connection, "0004")
+        connection.exec_driver_sql("INSERT INTO topics VALUES ('orders', 4, '[\"normal\"]', 1, 2, 3, 4, 5, 1)")
+
+        migrate(connection, "head")
+
+        (row,) = rows(connection, select(topics))
+    assert (row["topic"], row["schema"], row["revision"]) == ("orders", None, 1)
 
 
 @pytest.mark.parametrize("revision", REVISIONS)
