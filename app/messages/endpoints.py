@@ -11,7 +11,7 @@ from app.messages.schemas import (
     BatchInput,
     BatchSendResult,
     FoundPage,
-    Message,
+    KnownMessage,
     MessageInput,
     MessagePage,
     MessageQuery,
@@ -158,10 +158,10 @@ async def query_messages(request: Request) -> Response:
 
 @router.get(
     "/v1/messages/{message_id}",
-    **operation("getMessage", tag="messages", query=MessageQuery, answers={200: Message}, problems=_FIND_PROBLEMS),
+    **operation("getMessage", tag="messages", query=MessageQuery, answers={200: KnownMessage}, problems=_FIND_PROBLEMS),
 )
 async def get_message(message_id: MessageId, request: Request) -> Response:
-    """Look at a message."""
+    """Look at a message. One that waits for its time is shown with its schedule; a half message is not, before its commit."""
     return await answer(request, lookup.get, message_id)
 
 

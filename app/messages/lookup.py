@@ -7,12 +7,14 @@ from msgspec import UNSET
 from app import codec, pages
 from app.exchange import Call, Reply, reply
 from app.messages.pull import message_view, offset_by_time
-from app.messages.schemas import FoundPage, MessageQuery, QueryMessagesQuery, Trace, TraceEvent
+from app.messages.schemas import FoundPage, KnownMessage, MessageQuery, QueryMessagesQuery, Trace, TraceEvent
 from app.problems import Refusal
 from app.services import Services
 from delivery.lease_events import LEASE_QUEUE
 from delivery.trace import tell
-from storage.errors import CorruptRecord, InvalidRequest, NotSupportedByEngine
+from scheduler import scheduled_message
+from scheduler.schedule import Schedule
+from storage.errors import CorruptRecord, InvalidRequest, NotSupportedByEngine, UnknownSchedule
 from storage.formats import properties
 from storage.message import StoredMessage
 from storage.store import LAST_MS, KeyLookup
@@ -24,7 +26,19 @@ _BYTES = "application/octet-stream"
 
 async def get(services: Services, call: Call, message_id: str) -> Reply:
     query = call.parameters(MessageQuery)
-    return reply(200, message_view(await _find(services, message_id), query.payload))
+    try:
+        return reply(200, message_view(await _find(services, message_id), query.payload))
+    except Refusal as refusal:
+        if refusal.code != "message_not_found":
+            raise
+    waiting = await _waiting(services, message_id)
+    if waiting is None:  # there is none, or it was delivered between the two looks
+        return reply(200, message_view(await _find(services, message_id), query.payload))
+    schedule, message = waiting
+    view = message_view(message, query.payload, KnownMessage)
+    view.topic, view.queue_id, view.queue_offset = schedule.topic, UNSET, UNSET
+    view.schedule_id, view.deliver_at = schedule.schedule_id, codec.rfc3339(schedule.due_ms)
+    return reply(200, view)
 
 
 async def get_payload(services: Services, call: Call, message_id: str) -> Reply:
@@ -110,6 +124,22 @@ async def _find(services: Services, message_id: str) -> StoredMessage:
     if not found:
         raise Refusal("message_not_found", f"message {message_id[:100]} does not exist")
     return found[0]
+
+
+async def _waiting(services: Services, message_id: str) -> tuple[Schedule, StoredMessage] | None:
+    """The message that waits for its time, and its schedule; None where none of this id does. Raises Refusal record_corrupt."""
+    try:
+        schedule = await services.schedules.get(f"sch_{message_id.removeprefix('msg_')}")
+    except UnknownSchedule:
+        return None
+    if schedule.message_id != message_id or schedule.state.is_finished:
+        return None
+    queue, queue_offset = scheduled_message.message_at(schedule.entry.place)
+    try:
+        (message,) = await services.store.read(queue, queue_offset, max_messages=1, max_bytes=1)
+    except CorruptRecord as damage:
+        raise Refusal("record_corrupt", f"the message {message_id[:100]} is damaged") from damage
+    return schedule, message
 
 
 def _lookup(services: Services) -> KeyLookup:

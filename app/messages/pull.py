@@ -7,7 +7,7 @@ from msgspec import UNSET
 
 from app import codec
 from app.exchange import Call, Reply, reply
-from app.messages.schemas import Message, MessagePage, PayloadForm, PullQuery
+from app.messages.schemas import KnownMessage, Message, MessagePage, PayloadForm, PullQuery
 from app.problems import FieldError, Refusal
 from app.services import Services
 from delivery.filtered_read import read_matching
@@ -17,7 +17,7 @@ from storage.formats import properties
 from storage.message import OffsetRange, QueueId, StoredMessage
 from storage.store import MessageStore
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=Message | KnownMessage)
 
 _SCAN_CODES = 16_000  # messages that a filter may pass over in one read by the hash of their tag
 

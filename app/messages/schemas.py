@@ -146,6 +146,26 @@ class Message(msgspec.Struct, kw_only=True, gc=False):
     stored_at: Timestamp
 
 
+class KnownMessage(msgspec.Struct, kw_only=True):
+    """A message as it is stored. One that waits for its time has no place in a queue yet, but a schedule."""
+
+    message_id: str
+    topic: str
+    queue_id: int | UnsetType = UNSET
+    queue_offset: Offset | UnsetType = UNSET
+    schedule_id: Annotated[str, Meta(description="Of one that waits: what it is moved and cancelled by.")] | UnsetType = UNSET
+    deliver_at: Timestamp | UnsetType = UNSET
+    key: str | UnsetType = UNSET
+    tag: str | UnsetType = UNSET
+    ordering_key: str | UnsetType = UNSET
+    payload: str | UnsetType = UNSET
+    payload_encoding: Annotated[str, Meta(description="utf8 or base64: how `payload` is to be read.")] | UnsetType = UNSET
+    content_type: str | UnsetType = UNSET
+    properties: dict[str, str]
+    born_at: Timestamp
+    stored_at: Timestamp
+
+
 class MessageQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """How a message is shown."""
 

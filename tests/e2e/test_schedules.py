@@ -87,12 +87,20 @@ def test_a_time_is_kept_whatever_its_offset_and_the_named_queue_too(api, make_to
     assert at(message["stored_at"]) >= at(moment)
 
 
-def test_a_waiting_message_is_in_no_queue_and_found_under_no_key(api, topic):
-    receipt = send(api, topic, key="waits", delay_ms=HOUR_MS)
+def test_a_waiting_message_is_in_no_queue_and_under_no_key_and_is_shown_where_the_answer_to_its_send_says(api, topic):
+    sent = api.post(f"/v1/topics/{topic}/messages", json={"payload": "x", "key": "waits", "delay_ms": HOUR_MS})
+    receipt = ok(sent, 201)
 
     assert bodies(api, topic) == []
     assert ok(api.get("/v1/messages", params={"topic": topic, "key": "waits"}))["items"] == []
-    assert_problem(api.get(f"/v1/messages/{receipt['message_id']}"), 404, "message_not_found")
+    shown = ok(api.get(sent.headers["location"]))
+    assert {"queue_id", "queue_offset"} & set(shown) == set()
+    same = ("message_id", "topic", "schedule_id", "deliver_at", "stored_at")
+    assert {name: shown[name] for name in same} == {name: receipt[name] for name in same}
+    assert (shown["payload"], shown["key"], shown["properties"]) == ("x", "waits", {})
+
+    ok(api.delete(f"/v1/schedules/{receipt['schedule_id']}"))
+    assert_problem(api.get(sent.headers["location"]), 404, "message_not_found")
 
 
 def test_a_batch_may_hold_delayed_and_other_messages(api, topic):
