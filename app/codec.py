@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import cache, lru_cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -97,7 +97,7 @@ def _too_deep() -> Refusal:
 
 def convert(values: dict[str, Any], kind: type[T], *, pointer: str) -> T:
     """Texts (of a query, of headers) as the struct; a Refusal where one is wrong."""
-    for name in _whole_numbers(kind) & values.keys():
+    for name in _whole_numbers(cast("Any", kind)) & values.keys():
         if not _WHOLE_NUMBER.fullmatch(values[name]):
             raise _invalid(FieldError(f"{pointer}/{name}", "wrong_type", "must be a whole number"))
     try:
@@ -107,7 +107,7 @@ def convert(values: dict[str, Any], kind: type[T], *, pointer: str) -> T:
 
 
 @cache
-def _whole_numbers(kind: Any) -> frozenset[str]:
+def _whole_numbers(kind: type) -> frozenset[str]:
     """The fields that take one, by the names they have outside. Left alone, msgspec takes 1.0 for 1, too."""
     found = msgspec.inspect.type_info(kind)
     assert isinstance(found, msgspec.inspect.StructType)
