@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import codec
+from app.compression import deflating, inflating, takes_gzip
 from app.exchange import ClientGone, takes_a_stream
 from app.observability import Metrics
 from app.problems import MEDIA_TYPE, Refusal, as_refusal, document
@@ -48,6 +49,9 @@ class Gateway:
         is_head = scope["method"] == "HEAD"
         # Whatever can be got can be asked for its head: the route answers as for GET, and the body is kept back.
         inner = {**scope, "method": "GET"} if is_head else scope
+        is_stream = takes_a_stream(scope["method"], scope["path"])
+        if takes_gzip(headers) and not (is_head or is_stream):
+            send = deflating(send)
         status = 500
         has_started = False
 
@@ -65,9 +69,9 @@ class Gateway:
             await _answer(refusal, sending, instance=_path(scope), request_id=request_id)
 
         try:
-            is_stream = takes_a_stream(scope["method"], scope["path"])
             self._check(scope["path"], headers, has_limit=not is_stream)
-            await self._app(inner, receive if is_stream else self._counting(receive), sending)
+            source = inflating(receive) if _is_compressed(headers) else receive
+            await self._app(inner, source if is_stream else self._counting(source), sending)
         except Refusal as refusal:
             await refuse(refusal)
         except MessagingError as error:
@@ -89,11 +93,11 @@ class Gateway:
         if self._keys and not _is_open(path) and not self._is_known(headers.get("authorization", "")):
             raise Refusal("unauthenticated", headers={"WWW-Authenticate": "Bearer"})
         encoding = headers.get("content-encoding", "identity")
-        if encoding.lower() != "identity" and _has_body(headers):
+        if encoding.lower() not in ("identity", "gzip") and _has_body(headers):
             raise Refusal(
                 "unsupported_media_type",
                 f"content encoding {encoding[:100]} is not taken",
-                headers={"Accept-Encoding": "identity"},
+                headers={"Accept-Encoding": "gzip, identity"},
             )
         if headers.get("transfer-encoding", "chunked").lower() != "chunked":
             raise Refusal(
@@ -111,7 +115,7 @@ class Gateway:
         return scheme.lower() == "bearer" and any(known)
 
     def _counting(self, receive: Receive) -> Receive:
-        """A body without Content-Length is counted as it comes."""
+        """A body without Content-Length, or compressed, is counted as it comes."""
         left_bytes = self._max_body_bytes
 
         async def counted() -> Message:
@@ -127,6 +131,10 @@ class Gateway:
 
     def _too_large(self) -> Refusal:
         return Refusal("body_too_large", f"a body may have {self._max_body_bytes} bytes")
+
+
+def _is_compressed(headers: Headers) -> bool:
+    return headers.get("content-encoding", "").lower() == "gzip" and _has_body(headers)
 
 
 def _has_body(headers: Headers) -> bool:

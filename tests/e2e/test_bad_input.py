@@ -488,7 +488,7 @@ def types() -> Iterator[Case]:
                 415,
                 "unsupported_media_type",
             )
-    for encoding in ("gzip", "deflate", "br", "zstd", "gzip, gzip", "x"):
+    for encoding in ("deflate", "br", "zstd", "gzip, gzip", "x"):
         for method, path in (*JSON_ROUTES[:4], ("POST", "/v1/topics/{topic}/messages/raw"), ("GET", "/v1/topics")):
             yield Case(
                 f"{encoding}, {method} {path}",

@@ -1,0 +1,107 @@
+"""Bodies that are compressed on their way: gzip in both directions (RFC 9110, 8.4).
+
+What comes is decompressed in pieces of bounded size as it is asked for, so a few bytes that stand for gigabytes are met by the
+limit of a body before they are in memory. What goes is compressed where it is long enough to be worth it.
+"""
+
+import asyncio
+import zlib
+
+from isal import isal_zlib
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import Message, Receive, Send
+
+from app.problems import Refusal
+
+_GZIP = 16 + zlib.MAX_WBITS  # with gzip's head and checksum
+_PIECE_BYTES = 256 << 10
+_MIN_BYTES = 8 << 10  # a shorter answer is a few packets, compressed or not
+_ON_THE_LOOP_BYTES = 128 << 10  # compressed in less than a millisecond; a longer answer is compressed on a thread
+_COMPRESSED_TYPES = ("application/json", "application/problem+json")
+
+
+def inflating(receive: Receive) -> Receive:
+    """The body as it was before gzip. Raises Refusal malformed_request where it is none, or is cut short."""
+    decoder = zlib.decompressobj(_GZIP)
+    waiting = b""  # what has come and is not decompressed yet
+    holds_more = False  # the decoder may have more than was asked of it
+    is_over = False  # nothing more is to come
+
+    async def inflated() -> Message:
+        nonlocal waiting, holds_more, is_over
+        if waiting or holds_more:
+            await asyncio.sleep(0)  # others have their turn between the pieces
+        elif is_over:
+            return await receive()  # behind the body: that the client has left
+        else:
+            message = await receive()
+            if message["type"] != "http.request":
+                return message
+            waiting, is_over = message.get("body", b""), not message.get("more_body", False)
+        try:
+            piece = decoder.decompress(waiting, _PIECE_BYTES)
+        except zlib.error as error:
+            raise Refusal("malformed_request", f"the body is not gzip: {error}") from None
+        waiting = decoder.unconsumed_tail
+        holds_more = len(piece) == _PIECE_BYTES and not decoder.eof
+        if decoder.unused_data:
+            raise Refusal("malformed_request", "something follows the end of the gzip body")
+        is_last = is_over and not waiting and not holds_more
+        if is_last and not decoder.eof:
+            raise Refusal("malformed_request", "the gzip body is cut short")
+        return {"type": "http.request", "body": piece, "more_body": not is_last}
+
+    return inflated
+
+
+def takes_gzip(headers: Headers) -> bool:
+    """Does Accept-Encoding name it, and not with q=0?"""
+    for word in headers.get("accept-encoding", "").lower().split(","):
+        coding, _, weight = word.partition(";")
+        if coding.strip() == "gzip":
+            return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False
+
+
+def deflating(send: Send) -> Send:
+    """Compresses answers that come in one piece; one in pieces is sent as it comes."""
+    start: Message | None = None
+
+    async def sending(message: Message) -> None:
+        nonlocal start
+        if message["type"] == "http.response.start":
+            start = message
+            return
+        if start is not None:
+            held, start = start, None
+            if not message.get("more_body", False):
+                held, message = await _deflated(held, message)
+            await send(held)
+        await send(message)
+
+    return sending
+
+
+async def _deflated(start: Message, body: Message) -> tuple[Message, Message]:
+    """An answer in one piece, compressed where it is worth it and means the same."""
+    content: bytes = body["body"]
+    headers = MutableHeaders(scope=start)
+    if (
+        len(content) < _MIN_BYTES
+        or headers.get("content-type", "").partition(";")[0] not in _COMPRESSED_TYPES
+        or "etag" in headers  # it names these bytes
+        or "accept-ranges" in headers  # ranges are of these bytes
+    ):
+        return start, body
+    if len(content) <= _ON_THE_LOOP_BYTES:
+        content = _compressed(content)
+    else:
+        content = await asyncio.to_thread(_compressed, content)
+    headers["Content-Encoding"] = "gzip"
+    headers["Content-Length"] = str(len(content))
+    headers.add_vary_header("Accept-Encoding")
+    return start, {**body, "body": content}
+
+
+def _compressed(content: bytes) -> bytes:
+    return isal_zlib.compress(content, 1, _GZIP)

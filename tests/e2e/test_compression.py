@@ -1,0 +1,86 @@
+"""gzip both ways: requests that are compressed, answers that may be."""
+
+import gzip
+import json
+
+import httpx
+import pytest
+
+from tests.support.http import assert_problem, ok, request, speak
+from tests.support.server import Server
+
+GZIP = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+MIB = 1 << 20
+
+
+def compressed(value: object) -> bytes:
+    return gzip.compress(json.dumps(value).encode())
+
+
+def test_a_compressed_body_is_the_same_request(api, topic):
+    path, key = f"/v1/topics/{topic}/messages", {"Idempotency-Key": "once"}
+    sent = ok(api.post(path, content=compressed({"payload": "x" * MIB}), headers={**GZIP, **key}), 201)
+
+    again = api.post(path, content=json.dumps({"payload": "x" * MIB}), headers={**key, "Content-Type": "application/json"})
+
+    assert ok(again, 201)["message_id"] == sent["message_id"]
+    assert ok(api.get(f"/v1/messages/{sent['message_id']}"))["payload"] == "x" * MIB
+
+
+def test_a_raw_message_and_a_stream_are_stored_as_they_were_before_they_were_compressed(api, topic):
+    ok(api.post(f"/v1/topics/{topic}/messages/raw", content=gzip.compress(b"raw"), headers={"Content-Encoding": "gzip"}), 201)
+    lines = gzip.compress(b'{"message":{"payload":"1"}}\n{"message":{"payload":"2"}}\n')
+    streamed = api.post(f"/v1/topics/{topic}/messages/stream", content=lines, headers={"Content-Encoding": "gzip"})
+
+    assert [json.loads(line)["status"] for line in streamed.text.splitlines()] == [201, 201]
+    messages = ok(api.get(f"/v1/topics/{topic}/queues/0/messages"))["messages"]
+    assert [message["payload"] for message in messages] == ["raw", "1", "2"]
+
+
+def test_the_limit_of_a_body_counts_what_it_is_when_it_is_decompressed(api, topic):
+    bomb = gzip.compress(b'{"payload":"' + b"x" * (64 * MIB) + b'"}')
+    assert len(bomb) < MIB // 8
+
+    assert_problem(api.post(f"/v1/topics/{topic}/messages", content=bomb, headers=GZIP), 413, "body_too_large")
+    just_fits = compressed({"payload": "x" * 100, "properties": {"a": "b" * 15_000}})
+    ok(api.post(f"/v1/topics/{topic}/messages", content=just_fits, headers=GZIP), 201)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{}",
+        compressed({"payload": "x"})[:-1],
+        compressed({"payload": "x" * 100_000})[:50],
+        compressed({"payload": "x"}) + b"more",
+    ],
+    ids=["not gzip", "without its end", "cut short", "with something behind it"],
+)
+def test_what_is_no_gzip_is_malformed_and_stores_nothing(api, topic, body):
+    assert_problem(api.post(f"/v1/topics/{topic}/messages", content=body, headers=GZIP), 400, "malformed_request")
+
+    assert ok(api.get(f"/v1/topics/{topic}/stats"))["messages_ever"] == 0
+
+
+def test_a_long_answer_is_compressed_for_who_takes_it_and_for_nobody_else(server: Server, api, topic):
+    entries = [{"message": {"payload": f"{number} " * 1_000}} for number in range(100)]
+    ok(api.post(f"/v1/topics/{topic}/messages/batch", json={"entries": entries}), 201)
+    path = f"/v1/topics/{topic}/queues/0/messages"
+
+    plain = api.get(path, headers={"Accept-Encoding": "identity"})
+    refused = api.get(path, headers={"Accept-Encoding": "gzip;q=0"})
+    short = api.get(f"/v1/topics/{topic}", headers={"Accept-Encoding": "gzip"})
+    (raw,) = speak(server, request("GET", path, "Accept-Encoding: br, gzip;q=0.5", close=True))
+
+    assert not any("content-encoding" in answer.headers for answer in (plain, refused, short))
+    assert (raw.headers["content-encoding"], raw.headers["vary"]) == ("gzip", "Accept-Encoding")
+    assert len(raw.body) < len(plain.content) // 4
+    assert gzip.decompress(raw.body) == plain.content == refused.content
+
+
+def test_the_head_of_what_would_be_compressed_is_that_of_the_plain_answer(api):
+    accepting = {"Accept-Encoding": "gzip"}
+    plain: httpx.Response = api.get("/openapi.json", headers={"Accept-Encoding": "identity"})
+
+    assert api.head("/openapi.json", headers=accepting).headers["content-length"] == str(len(plain.content))
+    assert api.get("/openapi.json", headers=accepting).json() == plain.json()
