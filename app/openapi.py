@@ -13,10 +13,14 @@ from fastapi.openapi.utils import get_openapi
 
 from app.operations import SCHEMAS, Lines, Schemas
 from app.problems import Problem
+from app.registry.topics import NAME_PATTERN
 from app.webhooks.answers import CheckAnswer, CheckQuestion
 from client.webhooks import ID, SIGNATURE, TIMESTAMP
 
 _REFERENCE = "#/components/schemas/{name}"
+
+# Parts of a path that are names.
+_NAMES = ("topic", "group", "producer_group", "transaction_id")
 
 
 def document(app: FastAPI) -> dict[str, Any]:
@@ -90,6 +94,8 @@ def _complete(operation: dict[str, Any], schemas: Schemas) -> set[type]:
         operation["description"] = rest
     for parameter in operation.get("parameters", []):
         _tidy(parameter["schema"])
+        if parameter["in"] == "path" and parameter["name"] in _NAMES:
+            parameter["schema"]["pattern"] = NAME_PATTERN
     if schemas.query is not None:
         operation["parameters"] = operation.get("parameters", []) + _query_parameters(schemas.query)
     if not operation.get("parameters"):

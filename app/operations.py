@@ -61,7 +61,9 @@ ANSWER_HEADERS = {
 }
 
 IDEMPOTENCY_KEY = HeaderParameter(
-    "Idempotency-Key", "Makes the request repeatable: the same key and body again change nothing and get the same answer."
+    "Idempotency-Key",
+    "Makes the request repeatable: the same key and body again change nothing and get the same answer.",
+    {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]{1,255}$"},
 )
 RANGE = HeaderParameter("Range", "One range of bytes, as bytes=0-999.", {"type": "string"})
 IF_MATCH = HeaderParameter("If-Match", "Change it only if it still has this ETag.")

@@ -26,7 +26,7 @@ router = APIRouter()
 
 _SEND_PROBLEMS = (
     "topic_not_found", "queue_not_found", "idempotency_in_progress", "message_too_large", "idempotency_key_reused",
-    "unsupported_combination", "reserved_topic", "not_supported_by_engine", *WRITING,
+    "rate_limited", "unsupported_combination", "reserved_topic", "not_supported_by_engine", *WRITING,
 )  # fmt: skip
 
 _TEXT = {"type": "string", "minLength": 1, "maxLength": 3 * 255}  # percent-encoded

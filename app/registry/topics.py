@@ -23,6 +23,7 @@ MessageType = Literal["normal", "fifo", "delayed", "transactional"]
 ENFORCE = "enforce"
 ALL_TYPES: tuple[MessageType, ...] = ("normal", "fifo", "delayed", "transactional")
 
+NAME_PATTERN = f"^{names.NAME_PATTERN}$"  # for the OpenAPI document: the refusal of a wrong name says more
 DAY_MS = 86_400_000
 MIB = 1 << 20
 

@@ -7,12 +7,18 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 
 from app.messages.schemas import MAX_BODY_BYTES, Offset, Timestamp
 from app.pages import DEFAULT_PAGE_SIZE, PageSize, PageToken
-from app.registry.topics import ALL_TYPES, DAY_MS, MIB, MessageType
+from app.registry.topics import ALL_TYPES, DAY_MS, MIB, NAME_PATTERN, MessageType
 
 _MAX_MS = 1 << 53
 
 TopicName = Annotated[
-    str, Meta(min_length=1, max_length=127, description="Letters, digits, `_`, `-`, `.`; no leading dot; case counts.")
+    str,
+    Meta(
+        min_length=1,
+        max_length=127,
+        description="Letters, digits, `_`, `-`, `.`; no leading dot; case counts.",
+        extra_json_schema={"pattern": NAME_PATTERN},
+    ),
 ]
 
 

@@ -25,7 +25,8 @@ REPLY_TOPIC = f"{CLUSTER}_REPLY_TOPIC"
 RETRY_PREFIX = "%RETRY%"
 DEAD_LETTER_PREFIX = "%DLQ%"
 
-_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,126}")
+NAME_PATTERN = "[A-Za-z0-9_-][A-Za-z0-9_.-]{0,126}"  # that a client may use, where it is not reserved
+_NAME = re.compile(NAME_PATTERN)
 _RESERVED_PREFIXES = ("rmq_sys_", RETRY_PREFIX, DEAD_LETTER_PREFIX, "CID_RMQ_SYS_")
 _RESERVED_NAMES = frozenset(
     {
