@@ -50,8 +50,6 @@ class Gateway:
         # Whatever can be got can be asked for its head: the route answers as for GET, and the body is kept back.
         inner = {**scope, "method": "GET"} if is_head else scope
         is_stream = takes_a_stream(scope["method"], scope["path"])
-        if takes_gzip(headers) and not (is_head or is_stream):
-            send = deflating(send)
         status = 500
         has_started = False
 
@@ -65,13 +63,15 @@ class Gateway:
                 message = {**message, "body": b""}
             await send(message)
 
+        out = deflating(sending) if takes_gzip(headers) and not is_stream else sending
+
         async def refuse(refusal: Refusal) -> None:
-            await _answer(refusal, sending, instance=_path(scope), request_id=request_id)
+            await _answer(refusal, out, instance=_path(scope), request_id=request_id)
 
         try:
             self._check(scope["path"], headers, has_limit=not is_stream)
             source = inflating(receive) if _is_compressed(headers) else receive
-            await self._app(inner, source if is_stream else self._counting(source), sending)
+            await self._app(inner, source if is_stream else self._counting(source), out)
         except Refusal as refusal:
             await refuse(refusal)
         except MessagingError as error:

@@ -1,1 +1,1 @@
-"""Topics: create, look at, list; their queues."""
+"""Topics: create, change, look at, list; their queues."""

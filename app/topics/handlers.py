@@ -1,4 +1,4 @@
-"""Topics: create, look at, list; their queues, and offsets by time."""
+"""Topics: create, change, look at, list; their queues, and offsets by time."""
 
 from collections.abc import Sequence
 from hashlib import sha256
