@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import jsonschema_rs
 import pytest
 from openapi_spec_validator import OpenAPIV30SpecValidator, OpenAPIV31SpecValidator
 
@@ -81,10 +82,27 @@ def test_every_operation_has_an_id_one_tag_and_a_summary_and_names_its_refusals(
                 assert list(answer["content"]) == [media_type]
 
 
+def test_every_operation_that_answers_with_json_has_an_example_that_its_schema_takes_and_so_has_every_body(document):
+    components = {"components": document["components"]}
+    for operation in (one for path in document["paths"].values() for one in path.values()):
+        name = operation["operationId"]
+        answers = [answer.get("content", {}) for status, answer in operation["responses"].items() if status < "300"]
+        shown = [content for content in as_json(*answers) if "examples" in content]
+        assert shown or not as_json(*answers), f"{name} shows no answer: see tests/e2e/test_generated_client.py"
+        for content in shown + as_json(operation.get("requestBody", {}).get("content", {})):
+            assert list(content["examples"]) == [name]
+            validator = jsonschema_rs.validator_for({**content["schema"], **components}, offline=True)
+            validator.validate(content["examples"][name]["value"])
+
+
 def test_every_schema_is_referred_to(document):
     references = {node["$ref"].rpartition("/")[2] for node in nodes(document) if "$ref" in node}
 
     assert set(document["components"]["schemas"]) == references
+
+
+def as_json(*contents: dict[str, Any]) -> list[dict[str, Any]]:
+    return [content["application/json"] for content in contents if "application/json" in content]
 
 
 def operation_ids(document: dict[str, Any]) -> list[str]:
