@@ -80,7 +80,7 @@ def add_loops(services: Services, settings: Settings) -> None:
     )
     add("cron_snapshots", cron.save_snapshot, interval_ms=settings.schedule.snapshot_interval_ms, check="scheduler")
     add("leases", delivery.run_once, interval_ms=settings.delivery.sweep_interval_ms, check="leases")
-    add(
+    add_patient(
         "redrive",
         delivery.dead_letters.run_once,
         interval_ms=settings.delivery.sweep_interval_ms,

@@ -164,20 +164,26 @@ class DeadLetters:
         return self._failing
 
     async def run_once(self) -> int:
-        """Go on with the tasks; how many messages were redriven."""
+        """Go on with the tasks; how many messages were redriven.
+
+        Raises UnavailableError, StorageFull, once every task had its turn: those that were refused go on later, where they are.
+        """
         running = self._journal.table.tasks.running
         self._progress = {task.task_id: self._progress_of(task) for task in running}
         failing: dict[str, str] = {}
+        refused: UnavailableError | StorageFull | None = None
         count = 0
         for task in running:
             try:
                 count += await self._journal.uncancelled(self._go_on(task))
-            except (UnavailableError, StorageFull):
-                pass  # It goes on later, where it is.
+            except (UnavailableError, StorageFull) as error:
+                refused = error
             except Exception as error:  # Whatever it is, it must not keep later tasks from their turn.
                 log.exception("redrive_failed", task_id=task.task_id)
                 failing[task.task_id] = f"{type(error).__name__}: {error}"[:1_000]
         self._failing = failing
+        if refused is not None:
+            raise refused
         return count
 
     async def _go_on(self, task: Task) -> int:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from delivery import lease_events as events
 from delivery import retry_message
 from delivery.lease_events import LEASE_QUEUE, AnyLeaseEvent, read_event
+from storage.errors import CorruptRecord
 from storage.message import QueueId, StoredMessage
 from storage.store import KeyLookup, MessageStore
 
@@ -51,14 +52,18 @@ class Told(NamedTuple):
 async def tell(store: MessageStore, message: StoredMessage, *, begin: int, most_events: int) -> Told:
     """What the lease events from the offset `begin` on say of the message in its queue, and of its retries; oldest first.
 
-    Raises CorruptRecord, OffsetExpired.
+    Raises OffsetExpired.
     """
     places = {message.queue: {message.queue_offset}}
     names = {message.queue.topic.encode(), message.message_id.encode()}
     found: list[Happened] = []
     at, at_ms, end = begin, message.stored_at_ms, begin + most_events
     while at < end:
-        pieces = await store.read(LEASE_QUEUE, at, max_messages=min(_READ_MESSAGES, end - at), max_bytes=_READ_BYTES)
+        try:
+            pieces = await store.read(LEASE_QUEUE, at, max_messages=min(_READ_MESSAGES, end - at), max_bytes=_READ_BYTES)
+        except CorruptRecord:
+            at += 1  # What it told is lost; the rest is not.
+            continue
         if not pieces:
             return Told(found, None)
         for piece in pieces:

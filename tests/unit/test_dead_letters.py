@@ -1,6 +1,7 @@
 """Dead letters: found, redriven to their group alone, purged; and tasks that go on after a crash."""
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -143,7 +144,8 @@ def test_what_a_full_disk_refused_is_redriven_when_there_is_room_again():
             raise StorageFull
 
         house.store.append = refuse
-        await house.delivery.dead_letters.run_once()
+        with pytest.raises(StorageFull):  # so that the loop says what it waits for
+            await house.delivery.dead_letters.run_once()
         assert (task.state, task.done) == (TaskState.RUNNING, 0)
         house.store.append = append
         await house.delivery.dead_letters.run_once()
@@ -166,7 +168,8 @@ def test_a_task_with_a_rate_that_could_not_go_on_catches_up_with_one_second_of_i
         house.store.append = refuse
         for _ in range(200):
             await house.sleep(50)
-            await house.delivery.dead_letters.run_once()
+            with suppress(StorageFull):  # while it has earned no message yet, it asks for nothing
+                await house.delivery.dead_letters.run_once()
         house.store.append = append
 
         assert await house.delivery.dead_letters.run_once() == 10

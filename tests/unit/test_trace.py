@@ -2,7 +2,9 @@
 
 from delivery import trace
 from delivery.dead_letters import Redrive
+from delivery.lease_events import LEASE_QUEUE
 from delivery.tasks import Wanted
+from storage.errors import CorruptRecord
 from storage.message import StoredMessage
 from tests.support.delivery import EVERYTHING, GROUP, ORDERS, House, in_house, named, rules
 
@@ -80,6 +82,24 @@ def test_a_reset_is_told_of_a_message_that_the_group_had():
 
         assert [one.event for one in (await told(house, "a")).happened] == ["leased", "acked", "reset", "leased"]
         assert (await told(house, "b")).happened == []
+
+    in_house(life)
+
+
+def test_a_damaged_event_hides_no_other():
+    async def life(house: House) -> None:
+        await house.send("a")
+        await house.ack(*await house.receive())
+        read = house.store.read
+
+        async def damaged(queue, offset, **options):
+            if queue == LEASE_QUEUE and offset == 0:
+                raise CorruptRecord("00000000000000000000", 0, "damaged")
+            return await read(queue, offset, **options)
+
+        house.store.read = damaged
+
+        assert [one.event for one in (await told(house, "a")).happened] == ["acked"]
 
     in_house(life)
 
