@@ -21,6 +21,8 @@ from delivery.tasks import Task, Tasks, TaskState
 from storage.formats import names
 from storage.message import QueueId
 
+_MOST_ATTEMPTS_KEPT = 100_000
+_ATTEMPTS_LOOKED_AT = 4  # for each that is added
 _LOOK_AGAIN_MS = 1_000  # at a message that was being appended when its lease ended
 
 
@@ -191,6 +193,7 @@ class GroupLeases:
         self.group = group
         self.queues: list[QueueLeases] = []
         self.wheel = DueWheel()
+        self._put_off: set[tuple[int, int]] = set()  # lent for longer than the wheel knows: queue index, offset
         self.generation = 0
         self.void_before = 0
         self.void_before_of: dict[str, int] = {}  # by queue ("orders/2"), or topic
@@ -246,13 +249,18 @@ class GroupLeases:
         self.wheel.add(deadline_ms, queue.index, first, count)
 
     def extend(self, queue: QueueLeases, offset: int, deadline_ms: int) -> None:
+        """Of a message that is lent. Where that is later, the wheel is told when the time before is up: once, however often."""
+        is_later = deadline_ms >= queue.slots.get(offset).deadline_ms
         queue.slots.set_deadline(offset, deadline_ms)
-        self.wheel.add(deadline_ms, queue.index, offset, 1)
+        if is_later:
+            self._put_off.add((queue.index, offset))
+        else:
+            self.wheel.add(deadline_ms, queue.index, offset, 1)
 
     def wait(self, queue: QueueLeases, offset: int, deadline_ms: int) -> None:
         """A message that is held is handed out again, where it lies, at that moment."""
         queue.slots.set_state(offset, State.WAITING)
-        self.extend(queue, offset, deadline_ms)
+        self._look_at(queue, offset, deadline_ms)
 
     def end_due(self, now_ms: int) -> list[Ended]:
         """End what is due: waits, which are open then, and leases, which stay with whoever called (in state MOVING)."""
@@ -261,7 +269,14 @@ class GroupLeases:
             queue = self.queues[index]
             for offset in range(first, first + count):
                 slot = queue.slots.get(offset)
-                if slot.state in (State.SETTLED, State.OPEN) or slot.deadline_ms > now_ms:
+                is_put_off = (index, offset) in self._put_off
+                if is_put_off:
+                    self._put_off.discard((index, offset))
+                if slot.state in (State.SETTLED, State.OPEN):
+                    continue
+                if slot.deadline_ms > now_ms:
+                    if is_put_off:
+                        self.wheel.add(slot.deadline_ms, index, offset, 1)
                     continue
                 if slot.state == State.LEASED:
                     queue.slots.set_state(offset, State.MOVING)
@@ -276,7 +291,11 @@ class GroupLeases:
         """What was to happen to a message could not be written: its lease ends at that moment instead."""
         if queue.slots.state(offset) in (State.ACKING, State.MOVING):
             queue.slots.set_state(offset, State.LEASED)
-            self.extend(queue, offset, deadline_ms)
+            self._look_at(queue, offset, deadline_ms)
+
+    def _look_at(self, queue: QueueLeases, offset: int, deadline_ms: int) -> None:
+        queue.slots.set_deadline(offset, deadline_ms)
+        self.wheel.add(deadline_ms, queue.index, offset, 1)
 
     # --------------------------------------------------------------------------------------------------------- replay
 
@@ -327,9 +346,21 @@ class GroupLeases:
                     self.waiting[counted] -= known
                     count -= known
 
-    def note_attempt(self, attempt_id: str, attempt: Attempt) -> None:
+    def note_attempt(self, attempt_id: str, attempt: Attempt, now_ms: int) -> None:
+        """And forget some of those that hold nothing any more: however long leases are, as many are kept as are in use."""
         self.attempts[attempt_id] = attempt
-        self.attempts.move_to_end(attempt_id)
+        for _ in range(min(_ATTEMPTS_LOOKED_AT, len(self.attempts))):
+            at, oldest = self.attempts.popitem(last=False)
+            is_alive = any(True for _ in self.held_of(oldest, now_ms))
+            if is_alive and len(self.attempts) < _MOST_ATTEMPTS_KEPT:
+                self.attempts[at] = oldest  # the others have their turn before it is looked at again
+
+    def held_of(self, attempt: Attempt, now_ms: int) -> Iterator[tuple[QueueLeases, int]]:
+        """Which messages a receive was given, by queue and offset, are still lent to it."""
+        for index, offset in attempt.places:
+            queue = self.queues[index]
+            if queue.slots.is_leased(offset, attempt.lease, now_ms):
+                yield queue, offset
 
     def _apply_leased(self, event: events.Leased, now: Moment) -> None:
         for scan in event.scans:
@@ -344,7 +375,8 @@ class GroupLeases:
                 self.lend(queue, first, count, attempt=run.attempt, lease=event.lease, deadline_ms=deadline_ms)
         self.note_arrived(event.arrived)
         if event.attempt_id is not None:
-            self.note_attempt(event.attempt_id, Attempt(event.lease, event.until_ms, deadline_ms, places))
+            attempt = Attempt(event.lease, event.until_ms, deadline_ms, places)
+            self.note_attempt(event.attempt_id, attempt, now.monotonic_ms)
 
     def _apply_scan(self, scan: events.Scan, event: events.Leased) -> None:
         queue = self.open(scan.queue_id, scan.begin)

@@ -5,7 +5,7 @@ messages are handed out again, for the same attempt and under another lease: no 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -31,7 +31,6 @@ _ORDERED_MESSAGES = 256  # read at once where some may have to wait for their ke
 _MOST_PASSED = 10_000  # of one queue of an ordered group: behind so many that wait for their keys nothing is looked at
 _READ_BYTES = 8 << 20
 _LEARN_MESSAGES = 512
-_MOST_ATTEMPTS_KEPT = 100_000
 
 log = structlog.get_logger()
 
@@ -205,8 +204,7 @@ class Receiving:
         if request.attempt_id is not None:
             places = [(one.queue.index, one.offset) for one in taking.taken]
             attempt = Attempt(taking.lease, until_ms, taking.deadline_ms, places)
-            taking.leases.note_attempt(request.attempt_id, attempt)
-            self._forget_attempts(taking.leases)
+            taking.leases.note_attempt(request.attempt_id, attempt, now.monotonic_ms)
         if taking.is_full:
             self._waiters.wake(group)  # there may be more
         return self._handed_out(taking.taken, taking.lease, until_ms)
@@ -230,7 +228,7 @@ class Receiving:
             return []
         now = self._journal.now()
         found = []
-        for queue, offset in _held(leases, attempt, now.monotonic_ms):
+        for queue, offset in leases.held_of(attempt, now.monotonic_ms):
             slot = queue.slots.get(offset)
             message = await self._read_one(queue.queue, offset)
             if message is not None:
@@ -241,16 +239,6 @@ class Receiving:
         if not found and leases.attempts.get(attempt_id) is attempt:
             del leases.attempts[attempt_id]
         return found
-
-    def _forget_attempts(self, leases: GroupLeases) -> None:
-        """The oldest ones, as long as they hold nothing any more."""
-        now_ms = self._clock.monotonic_ms()
-        while leases.attempts:
-            oldest = next(iter(leases.attempts))
-            is_alive = any(True for _ in _held(leases, leases.attempts[oldest], now_ms))
-            if is_alive and len(leases.attempts) <= _MOST_ATTEMPTS_KEPT:
-                return
-            del leases.attempts[oldest]
 
     # ------------------------------------------------------------------------------------------------------------ taking
 
@@ -461,10 +449,3 @@ class Receiving:
 
 def _has_passed_many(queue: QueueLeases, rules: GroupRules) -> bool:
     return rules.ordered and queue.slots.counts[State.OPEN] >= _MOST_PASSED
-
-
-def _held(leases: GroupLeases, attempt: Attempt, now_ms: int) -> Iterator[tuple[QueueLeases, int]]:
-    for index, offset in attempt.places:
-        queue = leases.queues[index]
-        if queue.slots.is_leased(offset, attempt.lease, now_ms):
-            yield queue, offset

@@ -99,8 +99,7 @@ class Taking:
             scans.append(Scan(*queue.queue, begin, end))
             queue.logged_end = end
             if slots.counts[State.OPEN]:
-                found = [slots.get(offset) for offset in range(begin, end) if slots.state(offset) == State.OPEN]
-                left += [(queue, slot.offset, slot.attempt) for slot in found]
+                left += [(queue, slot.offset, slot.attempt) for slot in slots.in_states((State.OPEN,), begin)]
         return scans, list(_runs(iter(left)))
 
     def _note(self, queue: QueueLeases, offset: int, attempt: int, message: StoredMessage) -> None:

@@ -9,6 +9,7 @@ import pytest
 from delivery import receipt, receive
 from delivery.groups import Start, Subscription
 from delivery.lease_events import LEASE_QUEUE, Position, Reset, event_message, read_event
+from delivery.lease_table import GroupLeases
 from delivery.receive import HandedOut, Request
 from storage.errors import Backpressure, StorageFull
 from storage.message import Appended, Durability, Message, QueueId, StoredMessage
@@ -113,6 +114,37 @@ def test_an_extended_lease_lasts_from_now_and_an_ended_one_cannot_be_extended():
         assert await house.names() == [("a", 2)]
 
     in_house(life)
+
+
+def test_a_lease_that_is_extended_again_and_again_ends_when_it_was_said_last():
+    async def life(house: House) -> None:
+        await house.send("a", "b")
+        a, b = await house.receive()
+        for _ in range(1_000):
+            await house.extend(a, 30_000)
+            await house.extend(b, 60_000)
+        await house.extend(b, 5_000)
+        for name, ms in (("b", 5_000), ("a", 25_000)):
+            await house.pass_time(ms - 400)
+            assert await house.receive() == []
+            await house.pass_time(500)
+            (again,) = await house.receive()
+            assert named(again) == (name, 2)
+            await house.ack(again)
+
+    in_house(life)
+
+
+def test_extending_a_lease_takes_no_more_memory_each_time():
+    leases = GroupLeases(GROUP)
+    queue = leases.open(ORDERS, 0)
+    leases.lend(queue, 0, 1, attempt=1, lease=7, deadline_ms=1_000)
+    queue.slots.advance_to(1)
+
+    for deadline_ms in range(1_000, 100_000):
+        leases.extend(queue, 0, deadline_ms)
+
+    assert len(list(leases.wheel.take(1_000_000))) == 1
 
 
 def test_the_committed_offset_is_the_settled_prefix():
@@ -506,6 +538,23 @@ def test_two_of_one_attempt_that_wait_for_messages_do_not_wake_each_other():
         assert [found for found, _ in await asyncio.gather(*polls)] == [[], []]
 
     in_house(life)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_attempts_that_hold_nothing_are_forgotten_though_an_older_one_holds_its_messages(restarts):
+    async def first_life(house: House) -> None:
+        await house.send(*[f"m{number}" for number in range(201)])
+        await house.receive(1, attempt_id="long", lease_ms=3_600_000)
+        for number in range(200):
+            await house.ack(*await house.receive(1, attempt_id=f"short {number}"))
+        if not restarts:
+            await second_life(house)
+
+    async def second_life(house: House) -> None:
+        assert len(house.delivery.table.group(GROUP).attempts) < 10
+        assert [named(one) for one in await house.receive(1, attempt_id="long")] == [("m0", 1)]
+
+    in_house(first_life, *([second_life] if restarts else []))
 
 
 def test_an_attempt_is_known_after_kill_9():

@@ -5,7 +5,11 @@ from random import Random
 
 import pytest
 
+from delivery.lease_events import LeasedRun, Scan
+from delivery.lease_table import GroupLeases
 from delivery.slots import CHUNK, QueueSlots, State
+from delivery.taking import Taking
+from storage.message import QueueId
 
 UNSETTLED = [state for state in State if state is not State.SETTLED]
 
@@ -41,6 +45,10 @@ def test_whatever_is_done_they_say_what_a_dict_says(seed):
 
         assert {slot.offset: slot.state for slot in slots} == model
         assert slots.prefix == settled_prefix(model, cursor)
+        begin = chance.randint(first, cursor + 1)
+        assert [slot.offset for slot in slots.in_states((State.OPEN,), begin)] == [
+            offset for offset in sorted(model) if begin <= offset and model[offset] == State.OPEN
+        ]
         assert slots.cursor == cursor
         assert slots.counts[1:] == [sum(state == one for state in model.values()) for one in UNSETTLED]
         assert slots.unsettled == len(model)
@@ -64,6 +72,17 @@ def test_what_another_lease_holds_is_left_out_of_a_run(first):
     assert list(slots.runs_not_of_others(first, 2, 7)) == [(first, 2)]
     assert list(slots.runs_not_of_others(first, 4, 8)) == [(first + 2, 2)]
     assert list(slots.runs_not_of_others(first + 2, 2, 7)) == []
+
+
+def test_telling_of_a_scan_costs_what_is_open_in_it():
+    leases = GroupLeases("billing")
+    queue = leases.open(QueueId("orders", 0), 0)
+    queue.slots.put(5, 1, State.OPEN, attempt=2)
+    queue.slots.advance_to(10**12)
+
+    told = Taking(leases, lease=7, deadline_ms=0, max_messages=1, max_bytes=1).scans()
+
+    assert told == ([Scan("orders", 0, 0, 10**12)], [LeasedRun("orders", 0, 5, 1, 2)])
 
 
 def test_a_lease_holds_a_message_until_its_deadline_and_no_other_does():
