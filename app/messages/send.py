@@ -38,12 +38,12 @@ _RAW_PROPERTY = "message-property-"
 
 
 async def send(services: Services, call: Call, topic_name: str) -> Reply:
-    topic = await services.topics.get_or_create(topic_name)
+    topic = services.topics.to_use(topic_name)
     return await _send_one(services, call, topic, call.decode(_message_decoder), raw_body=None)
 
 
 async def send_raw(services: Services, call: Call, topic_name: str) -> Reply:
-    topic = await services.topics.get_or_create(topic_name)
+    topic = services.topics.to_use(topic_name)
     try:
         return await _send_one(services, call, topic, _from_headers(call.headers), raw_body=call.body)
     except Refusal as refusal:
@@ -52,7 +52,7 @@ async def send_raw(services: Services, call: Call, topic_name: str) -> Reply:
 
 
 async def send_batch(services: Services, call: Call, topic_name: str) -> Reply:
-    topic = await services.topics.get_or_create(topic_name)
+    topic = services.topics.to_use(topic_name)
     traceparent = call.traceparent
     is_atomic, entries = _decode_batch(call)
     _refuse_twin_ids(entries)
@@ -83,6 +83,8 @@ async def send_batch(services: Services, call: Call, topic_name: str) -> Reply:
     if is_atomic and refusals:
         raise _one_refusal(refusals.values())
     refused = {index: document(refusal) for index, refusal in refusals.items()}
+    if messages:
+        await services.topics.ensure(topic)
     durability = strongest_of([entry.message for entry in entries if isinstance(entry.message, MessageInput)])
     places = await append_all(
         services, request, topic, messages, durability, status=207 if refused else 201, refused=refused
@@ -171,6 +173,7 @@ async def _send_one(services: Services, call: Call, topic: Topic, given: Message
     )
     message = scheduled_message.put_off(built, now_ms)
     durability = DURABILITY[given.require_durability]
+    await services.topics.ensure(topic)
     (place,) = await append_all(services, request, topic, {0: message}, durability)
     receipt = receipt_of(message, place)
     headers = _send_headers(services, replayed=False) | _location(receipt)

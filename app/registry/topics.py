@@ -113,7 +113,7 @@ class Topics:
         stored: Mapping[str, int] = await self._store.topics() if isinstance(self._store, TopicListing) else {}
         for name, queue_count in stored.items():
             if name not in self._topics and not names.is_reserved_name(name):
-                await self._add(TopicSettings(topic=name, queues=queue_count))
+                await self._add(self._new(TopicSettings(topic=name, queues=queue_count)))
                 log.warning("topic_taken_back", topic=name, queues=queue_count)
 
     def all(self) -> list[Topic]:
@@ -131,13 +131,25 @@ class Topics:
             raise UnknownTopic(f"topic {name} does not exist")
         return topic
 
-    async def get_or_create(self, name: str) -> Topic:
-        """As `get`, where topics are not made as they are used."""
+    def to_use(self, name: str) -> Topic:
+        """As `get`. Where topics are made as they are used it may be one that does not exist before `ensure`."""
         topic = self._topics.get(name)
         if topic is None and self._creates_on_use:
             check_name(name)
-            topic, _ = await self.create(TopicSettings(topic=name))
+            topic = self._new(TopicSettings(topic=name))
         return topic or self.get(name)
+
+    async def ensure(self, topic: Topic) -> None:
+        """It exists from now on: what is stored for it has been found right."""
+        if topic.name not in self._topics:
+            async with self._creating:
+                if topic.name not in self._topics:
+                    await self._add(topic)
+
+    async def get_or_create(self, name: str) -> Topic:
+        """As `get`, where topics are not made as they are used."""
+        await self.ensure(self.to_use(name))
+        return self.get(name)
 
     async def create(self, settings: TopicSettings) -> tuple[Topic, bool]:
         """(the topic, was it made now). Raises TopicExists where it exists with other settings, and as `get` does."""
@@ -145,7 +157,7 @@ class Topics:
         async with self._creating:
             known = self._topics.get(settings.topic)
             if known is None:
-                return await self._add(settings), True
+                return await self._add(self._new(settings)), True
         if known.settings != settings:
             raise TopicExists(f"topic {settings.topic} exists with other settings")
         return known, False
@@ -175,8 +187,11 @@ class Topics:
             topic.adopt(settings, revision=revision)
             return topic
 
-    async def _add(self, settings: TopicSettings) -> Topic:
-        topic = Topic(settings, created_at_ms=self._clock.wall_ms(), revision=1)
+    def _new(self, settings: TopicSettings) -> Topic:
+        return Topic(settings, created_at_ms=self._clock.wall_ms(), revision=1)
+
+    async def _add(self, topic: Topic) -> Topic:
+        settings = topic.settings
 
         def save(connection: Connection) -> None:
             row = msgspec.to_builtins(settings)

@@ -34,7 +34,7 @@ _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,9})\"?(?:$|[,;\s])", re.IGN
 
 
 async def ask(services: Services, call: Call, topic_name: str) -> Answer:
-    topic = await services.topics.get_or_create(topic_name)
+    topic = services.topics.to_use(topic_name)
     given = call.decode(_request_decoder)
     wait_ms = _wait_ms(call, given.wait_ms)
     key = call.idempotency_key
@@ -43,6 +43,9 @@ async def ask(services: Services, call: Call, topic_name: str) -> Answer:
     def make() -> Message:
         return _message(services, call, topic, given.message)
 
+    if not services.topics.knows(topic.name):
+        make()  # a request that is refused leaves no topic behind
+        await services.topics.ensure(topic)
     outcome = await services.requests.open(
         topic.name,
         make,

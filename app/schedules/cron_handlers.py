@@ -47,13 +47,14 @@ async def create(services: Services, call: Call) -> Reply:
     line = CronLine(given.cron, given.time_zone)
     preview = await _upcoming(line, now_ms, _PREVIEW)
     _check_fires(preview)
-    topic = await services.topics.get_or_create(given.topic)
+    topic = services.topics.to_use(given.topic)
     try:
         message = occurrence.check(given.message, topic, schedule_id=schedule_id, now_ms=now_ms)
     except (Refusal, MessagingError) as error:
         raise as_refusal(error).under("/message") from error
     if given.dry_run:
         return reply(200, _occurrences(given.cron, given.time_zone, line, preview))
+    await services.topics.ensure(topic)
     schedule = CronSchedule(
         schedule_id=schedule_id,
         cron=given.cron,

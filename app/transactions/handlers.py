@@ -64,10 +64,12 @@ async def begin(services: Services, call: Call) -> Reply:
     message_ids = services.identifiers.many("msg", len(given.messages))
     now_ms = services.clock.wall_ms()
     messages = [
-        await _build(services, call, one, index, message_id=message_id, now_ms=now_ms)
+        _build(services, call, one, index, message_id=message_id, now_ms=now_ms)
         for index, (one, message_id) in enumerate(zip(given.messages, message_ids, strict=True))
     ]
-    # Only now, so that a refused request leaves no group behind.
+    # Only now, so that a refused request leaves no topic and no group behind.
+    for name in {one.topic for one in given.messages}:
+        await services.topics.get_or_create(name)
     await services.producer_groups.get_or_create(given.producer_group)
     request = Begin(
         messages=messages,
@@ -229,12 +231,12 @@ async def _as_of(services: Services, transaction_id: str, moment: str, wait_ms: 
     return await services.transactions.as_of(transaction_id, at_ms)
 
 
-async def _build(
+def _build(
     services: Services, call: Call, given: TransactionMessageInput, index: int, *, message_id: str, now_ms: int
 ) -> Message:
     place = f"/messages/{index}"
     try:
-        topic = await services.topics.get_or_create(given.topic)
+        topic = services.topics.to_use(given.topic)
     except MessagingError as error:
         refusal = as_refusal(error)
         refusal.errors = refusal.errors or [FieldError("/topic", refusal.code, refusal.detail)]

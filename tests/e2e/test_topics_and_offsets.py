@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.http import assert_problem, ok
+from tests.support.http import assert_problem, at_once, ok
 from tests.support.server import Server
 
 DAY_MS = 86_400_000
@@ -128,6 +128,35 @@ def test_topics_survive_a_restart_and_are_made_as_they_are_used_in_dev_only(tmp_
         assert [item["topic"] for item in ok(api.get("/v1/topics"))["items"]] == ["begun", "orders", "used"]
         assert ok(api.get("/v1/topics/orders")) == first
         assert ok(api.get("/v1/topics/used"))["queues"] == 4
+
+
+def test_in_dev_what_is_refused_or_only_tried_makes_no_topic(tmp_path):
+    good, wrong = {"json": 1}, {"json": 1, "key": "no spaces"}
+    cron = {"cron": "@daily", "topic": "t", "message": good}
+    begin = {"producer_group": "shop", "messages": [{"topic": "t", "message": good}, {"topic": "t", "message": wrong}]}
+    with Server(tmp_path / "data", dev=True) as server, server.client() as api:
+        refused = [
+            api.post("/v1/topics/t/messages", json=wrong),
+            api.post("/v1/topics/t/messages", content=b"{"),
+            api.post("/v1/topics/t/messages/raw", content=b"x", headers={"Message-Key": "no spaces"}),
+            api.post("/v1/topics/t/messages/batch", json={"entries": [{"message": wrong}], "atomic": True}),
+            api.post("/v1/topics/t/messages/batch", json={"entries": []}),
+            api.post("/v1/topics/t/requests", json={"message": wrong}),
+            api.post("/v1/transactions", json=begin),
+            api.post("/v1/schedules", json=cron | {"message": wrong}),
+        ]
+        assert [answer.status_code for answer in refused] == [422, 400, 422, 422, 422, 422, 422, 422]
+        ok(api.post("/v1/schedules", json=cron | {"dry_run": True}))
+        assert_problem(api.get("/v1/topics/t"), 404, "topic_not_found")
+
+        answers = at_once([lambda: api.post("/v1/topics/t/messages", json=good)] * 4)
+        assert [answer.status_code for answer in answers] == [201] * 4
+        ok(api.post("/v1/schedules", json=cron), 201)
+        begin["messages"] = [{"topic": name, "message": good} for name in ("t", "u", "u")]
+        ok(api.post("/v1/transactions", json=begin), 201)
+        ok(api.post("/v1/topics/v/requests", json={"message": good, "timeout_ms": 60_000}), 202)
+
+        assert [ok(api.get(f"/v1/topics/{name}"))["topic"] for name in "tuv"] == ["t", "u", "v"]
 
 
 def test_without_dev_a_topic_that_nobody_made_is_404_everywhere(api):
