@@ -20,7 +20,7 @@ from storage.formats.record import DamagedRecord
 from storage.formats.scan import Ints, Stop
 
 WINDOW_BYTES = 8 << 20
-_ANCHOR_WINDOW_BYTES = 1 << 16
+_FIRST_WINDOW_BYTES = 1 << 13  # behind damage: it doubles for as long as all is well, so that more damage costs no more
 _SALVAGE_BYTES = 64 << 20  # more than any unit has
 _STATED_OFFSET_AT = 28  # physical_offset of formats/record.py
 _MAGIC_AT = 4
@@ -77,7 +77,7 @@ def walk(
         if len(found.record_offsets):
             yield _records(found.record_offsets, found.record_bytes, window, offset, end)
             at = found.end
-            window_bytes = WINDOW_BYTES
+            window_bytes, reach = min(window_bytes * 2, WINDOW_BYTES), end
         elif found.stop is Stop.WINDOW_END and offset + len(window) < limit:
             window_bytes, reach = window_bytes * 2, limit  # a unit may be larger than a window
         elif found.stop is Stop.END_OF_FILE:
@@ -87,18 +87,21 @@ def walk(
             border = first_anchor(read, at + 1, limit, segment_end)
             yield from _salvage(read, at, min(border, end), _why(found))
             at = border
+            window_bytes, reach = _FIRST_WINDOW_BYTES, end
 
 
 def first_anchor(read: Read, begin: int, limit: int, segment_end: int) -> int:
     """The first place at or behind `begin` where a whole unit, or a broker's record, lies; `limit` where there is none."""
-    window_bytes = _ANCHOR_WINDOW_BYTES
+    window_bytes = _FIRST_WINDOW_BYTES
     at = begin
     while at < limit:
         offset = at - at % unit.ALIGNMENT
         window = read(offset, min(window_bytes, limit - offset))
         for place in _places(window, offset, at):
-            whole = whole_unit(read, place, limit, segment_end)
-            if whole is not None and _begins_there(whole, place):
+            step: scan.Unit | scan.Halt | None = scan.judge(window, place - offset, offset, segment_end=segment_end)
+            if isinstance(step, scan.Halt) and step.stop is Stop.WINDOW_END:
+                step = whole_unit(read, place, limit, segment_end)
+            if isinstance(step, scan.Unit) and _begins_there(step, place):
                 return place
         if offset + len(window) >= limit or len(window) < records.FIXED_BYTES:
             break
@@ -109,7 +112,7 @@ def first_anchor(read: Read, begin: int, limit: int, segment_end: int) -> int:
 
 def whole_unit(read: Read, offset: int, limit: int, segment_end: int) -> scan.Unit | None:
     """The unit, or the record that stands alone, at `offset`; None where it is not whole or runs behind `limit`."""
-    window_bytes = _ANCHOR_WINDOW_BYTES
+    window_bytes = _FIRST_WINDOW_BYTES
     while True:
         window = read(offset, min(window_bytes, limit - offset))
         step = scan.judge(window, 0, offset, segment_end=segment_end)
@@ -188,12 +191,16 @@ def _salvaged_runs(window: bytes, begin: int, end: int) -> list[tuple[int, list[
         if offset >= cursor and of_unit is not None:
             found.append((offset, length, of_unit))
             cursor = offset + length
+    of_units: dict[int, list[tuple[int, int]]] = {}
+    for offset, length, of_unit in found:
+        of_units.setdefault(of_unit, []).append((offset, length))
     believed: list[tuple[int, int]] = []
-    for unit_offset in {of_unit for _, _, of_unit in found}:
-        mine = [(offset, length) for offset, length, its in found if its == unit_offset]
-        behind = min((offset for offset, _, its in found if its > unit_offset), default=end)
+    behind = end  # where the first record of a later unit lies
+    for unit_offset in sorted(of_units, reverse=True):
+        mine = of_units[unit_offset]
         if sum(length for _, length in mine) != behind - max(unit_offset, begin):  # else damage shows in none of them
             believed += mine
+        behind = min(behind, mine[0][0])
     runs: list[tuple[int, list[int]]] = []
     for offset, length in sorted(believed):
         if runs and runs[-1][0] + sum(runs[-1][1]) == offset:

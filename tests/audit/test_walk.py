@@ -171,3 +171,27 @@ def test_a_body_that_pretends_to_be_a_record_of_its_own_place_makes_the_sum_too_
     assert sum(length for _, _, length, _ in whole) == len(log.data)
     assert [entry[1] for entry in whole] == log.places
     assert sum(length for _, _, length, _ in cut) > len(log.data)
+
+
+@pytest.mark.parametrize("in_one_unit", [False, True])
+def test_what_damage_costs_grows_with_the_log_and_not_with_its_square(in_one_unit):
+    """A spoiled byte in every 4 KiB, or one in a unit of very many records."""
+    log = Log()
+    for _ in range(1 if in_one_unit else 1_500):
+        log.ours(4_500 if in_one_unit else 3)
+    data = bytearray(log.data)
+    for at in range(2_000, len(data), len(data) if in_one_unit else 4_096):
+        data[at] ^= 1
+    read = 0
+
+    def counted(offset: int, length: int) -> bytes:
+        nonlocal read
+        read += length
+        return bytes(data[offset : offset + length])
+
+    end = len(data)
+    found = list(walk(counted, begin=0, end=end, limit=end, segment_end=end, begins_at_border=True))
+
+    assert sum(piece.length for piece in found) == end
+    assert any(piece.what is What.DAMAGE for piece in found)
+    assert read < 40 * end
