@@ -5,6 +5,7 @@ BIN := .venv/bin
 DATA_DIR ?= ./data
 ROWS ?=
 SEED ?=
+AUDIT ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check test-faults bench audit openapi migration demo lock clean
@@ -66,8 +67,8 @@ migration: .venv/.run  ## a new migration of the registry: make migration name="
 audit: .venv/.audit  ## prove what became of every transaction of `make run`: make audit LOG=DIR for another store
 	$(BIN)/escrowmq audit run --log $(or $(LOG),$(DATA_DIR)/store)
 
-demo: .venv/.demo  ## every flight out of New York in 2013 as a transaction, with crashes (ROWS=5000 for fewer, SEED=7 for others)
-	$(BIN)/python -m examples.flights $(if $(ROWS),--rows $(ROWS)) $(if $(SEED),--seed $(SEED))
+demo: .venv/.demo $(if $(AUDIT),.venv/.audit)  ## every flight out of New York in 2013 as a transaction, with crashes (ROWS=5000, SEED=7, AUDIT=1)
+	$(BIN)/python -m examples.flights $(if $(ROWS),--rows $(ROWS)) $(if $(SEED),--seed $(SEED)) $(if $(AUDIT),--audit)
 
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 

@@ -13,7 +13,8 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 from rich.table import Table
 
-from examples.flights import signals
+from examples.flights import audit, signals
+from examples.flights.audit import AuditFailed
 from examples.flights.balance import Books, duplicate_count, find_faults, sheet
 from examples.flights.chaos import plan
 from examples.flights.checker import Checker, CheckerFailed
@@ -42,7 +43,7 @@ def main() -> int:
     except KeyboardInterrupt:
         console.print("Interrupted. Everything that was started has been stopped.")
         return EXIT_INTERRUPTED
-    except (DataMissing, ServerFailed, ServiceGone, Refused, ProducerFailed, CheckerFailed) as error:
+    except (DataMissing, ServerFailed, ServiceGone, Refused, ProducerFailed, CheckerFailed, AuditFailed) as error:
         console.print("The demo could not be carried through:", style="bold red")
         console.print(str(error), markup=False)
         return EXIT_FAILED
@@ -142,7 +143,15 @@ class Demo:
         resolved_by = Counter(one["resolved_by"] for one in transactions if "resolved_by" in one)
         self._console.print(sheet(books))
         self._console.print(self._events(resolved_by, duplicate_count(delivered)))
-        return find_faults(books)
+        return find_faults(books) + (self._audit(books) if self._options.audit else [])
+
+    def _audit(self, books: Books) -> list[str]:
+        """The log alone, while the service runs."""
+        begun = time.monotonic()
+        verdicts = audit.audit(self._directory)
+        self._say(f"The log was audited in {time.monotonic() - begun:,.0f} s.")
+        self._console.print(audit.table(verdicts))
+        return audit.find_differences(verdicts, books.states.values())
 
     def _events(self, resolved_by: Counter[str], duplicates: int) -> Table:
         """What went wrong on the way, and who put it right."""
@@ -186,6 +195,7 @@ def _options() -> argparse.Namespace:
         "--stalls", type=int, metavar="N", help="producers too slow to be waited for (one in 50,000, at least 1)"
     )
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="keep everything there (default: a temporary directory)")
+    parser.add_argument("--audit", action="store_true", help="let Spark prove from the log what became of each transaction")
     return parser.parse_args()
 
 

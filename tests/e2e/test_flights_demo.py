@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from examples.flights.audit import find_differences
 from examples.flights.balance import Books, find_faults
 from examples.flights.chaos import plan
 from examples.flights.checker import FENCE_AFTER_MS, judge
@@ -48,6 +49,26 @@ def test_three_hundred_flights_balance_although_producers_and_the_service_are_ki
     assert cells(output, "service killed with -9") == [1]
     assert cells(output, "transactions decided by a check")[0] >= 3
     assert_nothing_is_left(demo, tmp_path)
+
+
+@needs_the_data
+@pytest.mark.xdist_group("spark")
+def test_the_audit_of_the_demo_proves_from_the_log_what_the_service_says(tmp_path):
+    with started_demo(tmp_path, "--rows=100", "--producers=2", "--producer-kills=1", "--server-kills=1", "--audit") as demo:
+        output, _ = demo.communicate(timeout=300)
+
+    assert demo.returncode == 0, output
+    departed = totals(read_flights(100)).departed
+    assert cells(output, "committed_once") == [departed]
+    assert cells(output, "rolled_back_clean")[0] >= 100 - departed
+
+
+def test_an_audit_that_says_otherwise_than_the_service_is_told():
+    assert find_differences({"committed_once": 2, "rolled_back_clean": 1}, ["committed", "rolled_back", "committed"]) == []
+    assert find_differences({"committed_once": 1, "undecided": 1}, ["committed", "committed"]) == [
+        "the log proves 1 transactions committed, the service says 2",
+        "the log proves 1 transactions undecided, the service says 0",
+    ]
 
 
 @needs_the_data
