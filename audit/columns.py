@@ -1,6 +1,7 @@
 """What a record looks like as a row of `commitlog`, and what kinds of records there are."""
 
 from collections.abc import Iterable
+from enum import IntFlag, auto
 
 import pyarrow as pa
 
@@ -14,6 +15,7 @@ MESSAGE = "message"
 HELD = "held"
 CHECK = "check"
 DELAYED = "delayed"  # waits in a delay topic
+DELAYED_AGAIN = "delayed_again"  # a copy of one, stored before the segment of the first went
 RETRY = "retry"
 DEAD_LETTER = "dead_letter"
 SYSTEM = "system"  # of the house's own topics those that have no kind of their own
@@ -21,8 +23,28 @@ DAMAGED = "damaged"
 FILLER = "filler"
 MISSING = "missing"
 
-KINDS = (HALF, OP, FINAL, MESSAGE, HELD, CHECK, DELAYED, RETRY, DEAD_LETTER, SYSTEM)
+KINDS = (HALF, OP, FINAL, MESSAGE, HELD, CHECK, DELAYED, DELAYED_AGAIN, RETRY, DEAD_LETTER, SYSTEM)
 STRETCHES = (DAMAGED, FILLER, MISSING)  # rows that are no record; together with the records they are every byte of the log
+
+
+class Role(IntFlag):
+    """What a record is to its transaction; 0 for most records, which are nothing to any."""
+
+    HALF = auto()
+    COMMIT_OP = auto()
+    ROLLBACK_OP = auto()
+    PLAIN_OP = auto()  # a broker's, which does not say which way it went
+    NAMED = auto()  # a message in its real topic that names its half
+    UNNAMED = auto()  # one that names none: of a half at log offset 0, or a broker's delivery of one that waited
+    WAITING = auto()  # a message of a transaction in a delay topic
+    WAITING_AGAIN = auto()
+    ARRIVED = auto()  # one that has waited, in its real topic
+    HELD = auto()
+    RESUMED = auto()
+    OURS = auto()  # beside NAMED, UNNAMED or WAITING: this service wrote it, and never without an op
+    DAMAGED = auto()  # of a stretch that is no record
+    FILLER = auto()
+
 
 _OF_TOPIC = {
     names.HALF_TOPIC: HALF,
@@ -50,6 +72,7 @@ COLUMNS = {
     "log_offset": "bigint",
     "record_bytes": "bigint",  # of a row that is no record the length of the stretch
     "kind": "string",
+    "role": "int",  # bits of Role
     "damage": "string",  # why a stretch is damaged
     "is_verified": "boolean",  # false: whole by itself, in a damaged unit
     "topic": "string",
@@ -60,13 +83,16 @@ COLUMNS = {
     "is_commit": "boolean",  # has the COMMIT bits: it came out of a transaction
     "born_at": "timestamp",
     "stored_at": "timestamp",
+    "stored_ms": "bigint",  # the same as it is stored, which need not be a date
     "reconsume_times": "int",
     "prepared_offset": "bigint",
     "body_bytes": "int",
     "body_crc": "bigint",
     "message_id": "string",
+    "message_hash": "bigint",  # 28 bits of the id of a message of a transaction
     "transaction_id": "string",
     "producer_group": "string",
+    "group_hash": "bigint",  # of producer_group (decode.hash_of)
     "real_topic": "string",
     "real_queue_id": "int",
     "key": "string",
@@ -75,6 +101,7 @@ COLUMNS = {
     "check_times": "int",  # how often a broker had asked when it stored the half again
     "decision": "string",  # on an op of ours: commit or rollback
     "half_offsets": "array<bigint>",  # on an op: queue offsets of the halves it names
+    "first_half_offset": "bigint",  # the smallest of them
     "message_count": "int",  # on the first half of a transaction of ours
     "event": "string",  # on a check: what happened
     "properties": "string",  # as they are stored

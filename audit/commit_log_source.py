@@ -44,7 +44,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from audit import columns, decode, extent
-from audit.extent import Log, Part
+from audit.extent import Log, Part, Span
 from audit.log_files import LogReader
 from audit.walk import What
 
@@ -84,7 +84,7 @@ class CommitLogSource(DataSource):
 
 @dataclass
 class LogPartition(InputPartition):
-    log: Log
+    span: Span
     part: Part
 
 
@@ -97,12 +97,12 @@ class CommitLogReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         log = log_of(self._options)
         found = extent.parts(log, split_bytes=_split_bytes(self._options))
-        return [LogPartition(log, part) for part in found if may_match(part, self._filters)]
+        return [LogPartition(log.span, part) for part in found if may_match(part, self._filters)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, LogPartition):
             return  # of a log without a byte: Spark asks for one partition all the same
-        yield from rows(partition.log, partition.part, to_arrow_schema(self._schema, timezone="UTC"), self._filters)
+        yield from rows(partition.span, partition.part, to_arrow_schema(self._schema, timezone="UTC"), self._filters)
 
 
 class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -137,11 +137,11 @@ class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         log = extent.find_log(self._options["path"])._replace(begin=start["offset"], end=end["offset"])
-        return [LogPartition(log, part) for part in extent.parts(log, split_bytes=_split_bytes(self._options))]
+        return [LogPartition(log.span, part) for part in extent.parts(log, split_bytes=_split_bytes(self._options))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, LogPartition):
-            yield from rows(partition.log, partition.part, to_arrow_schema(self._schema, timezone="UTC"))
+            yield from rows(partition.span, partition.part, to_arrow_schema(self._schema, timezone="UTC"))
 
 
 class FilteringReader(CommitLogReader):
@@ -155,11 +155,11 @@ class FilteringReader(CommitLogReader):
                 yield one
 
 
-def rows(log: Log, part: Part, schema: pa.Schema, filters: Sequence[Filter] = ()) -> Iterator[pa.RecordBatch]:
+def rows(log: Log | Span, part: Part, schema: pa.Schema, filters: Sequence[Filter] = ()) -> Iterator[pa.RecordBatch]:
     """The rows of one part, with the columns of the schema, of which none means just their number."""
     asked = _with_filter_columns(schema, filters)
     base = part.segment.base_offset if part.segment is not None else part.begin
-    reader = LogReader(log.folder)
+    reader = LogReader(log.uri)
     try:
         for piece in extent.pieces(log, part, reader):
             if piece.what is What.RECORDS:

@@ -14,8 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from audit import columns
+from audit.columns import Role
 from audit.walk import Piece, What
-from storage.formats import properties
+from storage.formats import properties, unit
 from storage.formats import record as records
 from storage.formats.scan import Ints
 from storage.message import TransactionBits
@@ -53,13 +54,42 @@ _TEXT_PROPERTIES = {
     "tag": properties.TAGS,
     "schedule_id": properties.SCHEDULE_ID,
     "decision": "__decision",
+    "so_far": "__schedule_so_far",
 }
 _NUMBER_PROPERTIES = {"real_queue_id": properties.REAL_QUEUE, "check_times": "TRANSACTION_CHECK_TIMES"}
 _FACTS = "__transaction"
-_NAMES = {**_TEXT_PROPERTIES, **_NUMBER_PROPERTIES, "own_id": properties.TRANSACTION_ID, "message_count": _FACTS}
+_NAMES = {
+    **_TEXT_PROPERTIES,
+    **_NUMBER_PROPERTIES,
+    "own_id": properties.TRANSACTION_ID,
+    "message_count": _FACTS,
+    "unit": properties.UNIT,
+}
 # What a column is made of beside its own property.
-_NEEDS = {"transaction_id": ("own_id", "message_id"), "kind": ("real_topic",), "message_count": ("message_count",)}
-_IDENTIFIED = (columns.HALF, columns.HELD, columns.FINAL, columns.DELAYED)  # by their message id, where a broker wrote them
+_OF_KIND = ("real_topic", "so_far")
+_OF_IDENTITY = ("own_id", "message_id", *_OF_KIND)
+_NEEDS = {
+    "kind": _OF_KIND,
+    "transaction_id": _OF_IDENTITY,
+    "role": (*_OF_IDENTITY, "decision", "schedule_id", "unit"),
+    "message_hash": _OF_IDENTITY,
+    "group_hash": ("producer_group",),
+    "message_count": ("message_count",),
+    "half_offsets": _OF_KIND,
+    "first_half_offset": _OF_KIND,
+    "event": _OF_KIND,
+}
+# By their message id, where a broker wrote them.
+_IDENTIFIED = (columns.HALF, columns.HELD, columns.FINAL, columns.DELAYED, columns.DELAYED_AGAIN)
+_WAITING = (columns.DELAYED, columns.DELAYED_AGAIN)
+_RESUMED = b'{"event":"resumed"'
+_STRETCH_ROLES = {columns.DAMAGED: Role.DAMAGED, columns.MISSING: Role.DAMAGED, columns.FILLER: Role.FILLER}
+_MICROS_ARE_OF = np.iinfo(np.int64).max // 1000  # a time beyond is no date, and would not fit
+_OUR_HOST = np.frombuffer(records.HOST, np.uint64)[0]
+_UNIT_TEXT_BYTES = unit.UNIT_ITEM_BYTES - len(unit.UNIT_ITEM_START) - 1
+_OFFSET_DIGITS = 12  # of a unit item: where the unit begins
+_HASH_SHIFT = 35  # 28 bits are left of a message's hash: sums of 2**35 of them fit a bigint
+_HASH_MULTIPLIERS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # splitmix64
 
 _HEADER_COLUMNS = {
     "queue_id": np.int32, "queue_offset": np.int64, "flag": np.int32, "sys_flag": np.int32, "reconsume_times": np.int32,
@@ -88,6 +118,7 @@ def stretches(found: Sequence[tuple[str, int, int, str]], segment_base: int, sch
         "damage": [why or None for *_, why in found],
         "is_verified": [kind == columns.FILLER for kind, *_ in found],
         "segment": [segment_base] * len(found),
+        "role": [int(_STRETCH_ROLES[kind]) for kind, *_ in found],
     }
     arrays = [
         pa.array(known[field.name], field.type) if field.name in known else pa.nulls(len(found), field.type) for field in schema
@@ -102,6 +133,12 @@ def row_at(window: bytes, offset: int, names: Sequence[str]) -> dict[str, Any] |
         row: dict[str, Any] = batch.to_pylist()[0]
         return row if row.get("kind") != columns.DAMAGED else None
     return None
+
+
+def hash_of(text: str) -> int:
+    """As the columns of hashes have it."""
+    raw = np.frombuffer(text.encode("utf-8"), np.uint8)
+    return int(_hashes(raw, (np.array([0]), np.array([len(raw)])))[0])
 
 
 def is_ours(raw: bytes) -> bool:
@@ -128,7 +165,7 @@ class Rows:
         if name in _HEADER_COLUMNS:
             return pa.array(self._header(name).astype(_HEADER_COLUMNS[name]), field.type)
         if name in ("born_at", "stored_at"):
-            micros = self._header(name).astype(np.int64) * 1000
+            micros = np.clip(self._header(name).astype(np.int64), -_MICROS_ARE_OF, _MICROS_ARE_OF) * 1000
             return pa.Array.from_buffers(field.type, len(self.at), [None, pa.py_buffer(micros)])
         if name in _TEXT_PROPERTIES:
             return self._texts(self._found[name])
@@ -227,8 +264,24 @@ class Rows:
             begins, ends = self._found["real_topic"]
             targets = self._texts((begins, ends)).take(pa.array(delayed))
             is_retry = pc.fill_null(pc.starts_with(targets, "%RETRY%"), False).to_numpy(zero_copy_only=False)
+            found[delayed[self._found["so_far"][1][delayed] > 0]] = names.index(columns.DELAYED_AGAIN)
             found[delayed[is_retry]] = names.index(columns.RETRY)
         return found, names
+
+    def _is(self, *kinds: str) -> Flags:
+        numbers, names = self._kinds
+        return np.asarray(np.isin(numbers, [names.index(kind) for kind in kinds]))
+
+    @cached_property
+    def _lacks_id(self) -> Flags:
+        """Of a transaction, and without the property that says which: a broker's, the message's own id says it."""
+        is_of_one = self._is(*_IDENTIFIED)
+        is_of_one &= self._is_commit | ~self._is(*_WAITING)
+        return np.asarray(is_of_one & (self._found["own_id"][1] == 0))
+
+    @cached_property
+    def _is_identified(self) -> Flags:
+        return (self._found["own_id"][1] > 0) | (self._lacks_id & (self._found["message_id"][1] > 0))
 
     # ---------------------------------------------------------------------------------------------------------- columns
 
@@ -258,15 +311,70 @@ class Rows:
         return pa.array(self._is_commit)
 
     def _column_transaction_id(self) -> pa.Array:
-        """The property; where a broker wrote a record of a transaction without it, the message's own id."""
         own = self._texts(self._found["own_id"])
-        numbers, names = self._kinds
-        is_of_one = np.isin(numbers, [names.index(kind) for kind in _IDENTIFIED])
-        is_of_one &= self._is_commit | (numbers != names.index(columns.DELAYED))
-        missing = is_of_one & (self._found["own_id"][1] == 0)
-        if not missing.any():
+        if not self._lacks_id.any():
             return own
-        return pc.if_else(pa.array(missing), self._texts(self._found["message_id"]), own)
+        return pc.if_else(pa.array(self._lacks_id), self._texts(self._found["message_id"]), own)
+
+    def _column_role(self) -> pa.Array:
+        begins, ends = self._found["decision"]
+        is_op, is_final, has_waited = self._is(columns.OP), self._is(columns.FINAL), self._found["schedule_id"][1] > 0
+        names_half = self._header("prepared_offset").astype(np.int64) > 0
+        commits, rolls_back = (self._has(begins, ends, word) for word in (b"commit", b"rollback"))
+        resumes = self._is(columns.CHECK)
+        resumes[resumes] = _stands(self._raw, self._body[0][resumes], _RESUMED)
+        is_direct, waits = is_final & ~has_waited, self._is(columns.DELAYED) & self._is_identified
+        found = {
+            Role.HALF: self._is(columns.HALF),
+            Role.COMMIT_OP: is_op & commits,
+            Role.ROLLBACK_OP: is_op & rolls_back,
+            Role.PLAIN_OP: is_op & (ends == 0),
+            Role.NAMED: is_direct & names_half,
+            Role.UNNAMED: is_direct & ~names_half,
+            Role.WAITING: waits,
+            Role.WAITING_AGAIN: self._is(columns.DELAYED_AGAIN) & self._is_identified,
+            Role.ARRIVED: is_final & has_waited,
+            Role.HELD: self._is(columns.HELD),
+            Role.RESUMED: resumes,
+            Role.OURS: self._are_ours(is_direct | waits),
+        }
+        bits = np.zeros(len(self.at), np.int32)
+        for role, holds in found.items():
+            bits[holds] |= int(role)
+        return pa.array(bits)
+
+    def _has(self, begins: Ints, ends: Ints, word: bytes) -> Flags:
+        found: Flags = (ends - begins == len(word)) & _stands(self._properties[1], begins, word)
+        return found
+
+    def _are_ours(self, some: Flags) -> Flags:
+        """Of these finals: did this service write them? A broker that commits a half of ours copies its host and its unit."""
+        hosts = np.ascontiguousarray(self._head["store_host"]).view(np.uint64)
+        begins, ends = self._found["unit"]
+        ours: Flags = some & (hosts == _OUR_HOST) & (ends - begins == _UNIT_TEXT_BYTES)
+        units = _hexadecimals(self._properties[1], begins[ours])
+        ours[ours] = units > self._header("prepared_offset").astype(np.int64)[ours]
+        return ours
+
+    def _column_stored_ms(self) -> pa.Array:
+        return pa.array(self._header("stored_at").astype(np.int64))
+
+    def _column_message_hash(self) -> pa.Array:
+        return pa.array(_hashes(self._properties[1], self._found["message_id"]) >> _HASH_SHIFT, mask=~self._is_identified)
+
+    def _column_group_hash(self) -> pa.Array:
+        spans = self._found["producer_group"]
+        return pa.array(_hashes(self._properties[1], spans), mask=spans[1] == 0)
+
+    def _column_first_half_offset(self) -> pa.Array:
+        lists = self._column_half_offsets()
+        counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+        begins = np.concatenate([[0], np.cumsum(counts)])[:-1].astype(np.int64)
+        least = np.zeros(len(self.at), np.int64)
+        some = counts > 0
+        if some.any():
+            least[some] = np.minimum.reduceat(lists.values.to_numpy(), begins[some])
+        return pa.array(least, mask=~some)
 
     def _column_message_count(self) -> pa.Array:
         begins, ends = self._found["message_count"]
@@ -387,6 +495,36 @@ def _values(data: Bytes, bounds: Ints, names: dict[str, str]) -> dict[str, Spans
         value_ends[owners[hits]] = ends[hits]
         found[column] = value_begins, value_ends
     return found
+
+
+def _hexadecimals(data: Bytes, places: Ints) -> Ints:
+    """The log offsets that stand at these places, as unit items have them."""
+    if not len(places):
+        return np.empty(0, np.int64)
+    digits = _at(data, np.dtype(f"S{_OFFSET_DIGITS}"), places).view(np.uint8).reshape(-1, _OFFSET_DIGITS).astype(np.int64)
+    found: Ints = ((digits & 15) + 9 * (digits >> 6)) @ (1 << 4 * np.arange(_OFFSET_DIGITS)[::-1])
+    return found
+
+
+def _hashes(data: Bytes, spans: Spans) -> Any:
+    """A hash of 63 bits of the bytes of each span: splitmix64 over its words of eight bytes."""
+    first, second, third = _HASH_MULTIPLIERS
+    begins, ends = spans
+    lengths = ends - begins
+    found = lengths.astype(np.uint64) * first
+    padded = np.concatenate([data, np.zeros(8, np.uint8)])
+    open_ = np.flatnonzero(lengths > 0)
+    at = 0
+    while len(open_):
+        left = np.minimum(lengths[open_] - at, 8)
+        kept = np.uint64(0xFFFFFFFFFFFFFFFF) >> ((8 - left) * 8).astype(np.uint64)
+        mixed = (found[open_] ^ (_words(padded, begins[open_] + at) & kept)) * second
+        found[open_] = (mixed ^ (mixed >> np.uint64(29))) * first
+        at += 8
+        open_ = open_[lengths[open_] > at]
+    found = (found ^ (found >> np.uint64(30))) * second
+    found = (found ^ (found >> np.uint64(27))) * third
+    return ((found ^ (found >> np.uint64(31))) >> np.uint64(1)).astype(np.int64)
 
 
 def _items(data: Bytes, bounds: Ints) -> tuple[Ints, Ints, Ints]:

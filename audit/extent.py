@@ -14,8 +14,17 @@ from storage.formats import scan, unit
 SPLIT_BYTES = 64 << 20
 
 
+class Span(NamedTuple):
+    """From where to where a log is read, as each task is told: a `Log` without its thousands of segments."""
+
+    uri: str
+    begin: int
+    end: int
+    limit: int
+
+
 class Log(NamedTuple):
-    """A log, or a stretch of one. Plain values: it travels to the workers.
+    """A log, or a stretch of one. Plain values.
 
     `begin` and `end` are borders of units. `limit` is the end of the whole log, `torn_bytes` what appends that nobody was
     answered have written behind it.
@@ -26,6 +35,14 @@ class Log(NamedTuple):
     end: int
     limit: int
     torn_bytes: int = 0
+
+    @property
+    def uri(self) -> str:
+        return self.folder.uri
+
+    @property
+    def span(self) -> Span:
+        return Span(self.uri, self.begin, self.end, self.limit)
 
 
 class Part(NamedTuple):
@@ -58,7 +75,7 @@ def border_at(log: Log, offset: int) -> int:
         if offset <= segment.base_offset:
             return min(segment.base_offset, log.limit)
         if offset < limit:
-            reader = LogReader(log.folder)
+            reader = LogReader(log.uri)
             try:
                 return first_anchor(partial(reader.read, segment), offset, limit, segment.end_offset)
             finally:
@@ -84,7 +101,7 @@ def parts(log: Log, *, split_bytes: int = SPLIT_BYTES) -> list[Part]:
     return found
 
 
-def pieces(log: Log, part: Part, reader: LogReader) -> Iterator[Piece]:
+def pieces(log: Log | Span, part: Part, reader: LogReader) -> Iterator[Piece]:
     """What lies in the part."""
     segment = part.segment
     if segment is None:
@@ -106,7 +123,7 @@ def pieces(log: Log, part: Part, reader: LogReader) -> Iterator[Piece]:
 
 def _walk_to_the_end(folder: Folder) -> Log:
     """As recovery finds it: whole units, until something else lies there that was not known to be on disk."""
-    reader = LogReader(folder)
+    reader = LogReader(folder.uri)
     try:
         begin = folder.first_offset
         if folder.slot is not None:

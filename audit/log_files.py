@@ -55,8 +55,9 @@ class Folder(NamedTuple):
 class LogReader:
     """Reads bytes by their log offsets. One file is open at a time: whoever reads a log goes along it."""
 
-    def __init__(self, folder: Folder) -> None:
-        self._filesystem, _ = filesystem_of(folder.uri)
+    def __init__(self, uri: str) -> None:
+        """`uri`: of the folder that the segments were found by."""
+        self._filesystem, _ = filesystem_of(uri)
         self._path = ""
         self._file: fs.NativeFile | None = None
 
@@ -91,10 +92,11 @@ def find_folder(uri: str) -> Folder:
     filesystem, path = filesystem_of(uri)
     below = f"{path.rstrip('/')}/{LOG_FOLDER}"
     is_store = filesystem.get_file_info(below).type is fs.FileType.Directory
+    # First how far it is on disk, then what is there: a service that goes on meanwhile has made the segments before it says so.
+    page = _read_if_there(filesystem, f"{path}/checkpoint") if is_store else None
     segments = tuple(_segments(filesystem, below if is_store else path))
     if not segments:
         raise LogNotFound(f"{uri} has no segments of a log (files named by {names.FILE_NAME_DIGITS} digits), nor has {below}")
-    page = _read_if_there(filesystem, f"{path}/checkpoint") if is_store else None
     if page is None or len(page) < checkpoint.FIELDS_BYTES:
         return Folder(uri, segments, None, None, is_abandoned=True)
     slot = checkpoint.newest_slot(page)

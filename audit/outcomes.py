@@ -1,14 +1,18 @@
 """What the log shows of every transaction: one row for each, by one shuffle.
 
-The rows are grouped by transaction id into numbers of fixed width (counts, smallest and largest offsets, sums), and from those
-the facts are worked out that `verdicts.py` judges. Messages are told apart by a hash of their id: that every message of a
-transaction has exactly one final is the equality of two sums. Where the sums do not settle it, which takes a transaction of
-several messages with too many finals, its records are counted message by message (`look_closer`).
+The reader says of each record what it is to its transaction (`columns.Role`). The rows are grouped by transaction id into
+numbers of fixed width (counts, smallest and largest offsets, sums), and from those the facts are worked out that `verdicts.py`
+judges. Messages are told apart by a hash of their id: that every message of a transaction has exactly one final is the equality
+of two sums. Where the sums do not settle it, its records are counted message by message (`look_closer`).
 
-In a store that a broker wrote an op names halves by their queue offsets and says nothing else: it is joined to them first.
+No number overflows: what is summed is below 2**31, so there is room for 2**32 of it; sums and counts are multiplied modulo a
+prime, and what is equal is equal modulo it, too.
+
+In a store that a broker wrote an op names halves by their queue offsets and says nothing else: what it names is looked up, and
+stands as a row beside the others (`with_plain_ops`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import NamedTuple
 
@@ -16,22 +20,27 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from audit import columns
-from audit.columns import COLUMNS
+from audit.columns import COLUMNS, Role
 from audit.verdicts import Fact
 
 READ_COLUMNS = (
-    "log_offset", "record_bytes", "kind", "queue_offset", "stored_at", "prepared_offset", "body_crc", "message_id",
-    "transaction_id", "producer_group", "schedule_id", "decision", "half_offsets", "message_count", "event",
+    "log_offset", "record_bytes", "role", "queue_offset", "stored_ms", "prepared_offset", "body_crc", "message_hash",
+    "transaction_id", "group_hash", "first_half_offset", "message_count",
 )  # fmt: skip
 
 # Of the numbers those that somebody asks for behind the facts.
-_KEPT = (
-    "transaction_id", "bytes", "records", "damaged", "damaged_bytes", "plain_ops", "group", "group_offset", "half_number",
-    "first_offset", "last_offset", "first_at", "begun_at", "decided_at", "final_at", "op_first", "answers",
-)  # fmt: skip
+_KEPT: tuple[str, ...] = ("transaction_id", "stretch", "bytes", "records", "group", "group_offset", "first_offset", "op_first")
+_PUBLISHED = Role.NAMED | Role.UNNAMED | Role.WAITING
+_OPS = Role.COMMIT_OP | Role.ROLLBACK_OP | Role.PLAIN_OP
+_PREPARED = _PUBLISHED | Role.WAITING_AGAIN | Role.ARRIVED
 
-_HASH_SHIFT = 20  # 44 bits of a message id's hash are left, so that sums of half a million of them fit a bigint
+_PRIME = (1 << 31) - 1
+_MOST_MESSAGES = 65_535  # of a transaction, since they are one unit; whoever claims more has them missing all the same
 _NAMED_HALF = "half number "  # instead of a transaction id, where an op names a half that is not there
+
+Read = Callable[[Sequence[str]], DataFrame]
+"""The rows of the log with these columns, anew at each call: a frame used twice in a query gets in both places the filters that
+were pushed down for either (Spark 4.3)."""
 
 
 class Bounds(NamedTuple):
@@ -41,111 +50,102 @@ class Bounds(NamedTuple):
     first_half_number: int | None = None  # None: no half is left, or it is not known yet
 
 
-def by_transaction(rows: DataFrame, bounds: Bounds) -> DataFrame:
-    """One row for each transaction, and one without an id for everything that belongs to none. `facts`: bits of `Fact`."""
-    rows = rows.withColumns(
-        {
-            "message": F.shiftrightunsigned(F.xxhash64("message_id"), _HASH_SHIFT),
-            "group": F.when(F.col("producer_group").isNotNull(), F.xxhash64("producer_group")),
-        }
-    )
-    numbers = rows.groupBy("transaction_id").agg(*[made.alias(name) for name, made in _numbers().items()])
-    counted = numbers.select(*_KEPT, *_FACTS_ARE_MADE_OF, *[made.alias(name) for name, made in _counts().items()])
-    return counted.select(*_KEPT, _as_number(_facts(bounds)).alias("facts"))
+def by_transaction(rows: DataFrame, bounds: Bounds, *, is_timed: bool = False) -> DataFrame:
+    """One row for each transaction, with its `facts` (bits of `Fact`); a few without an id for all that belongs to none.
+
+    `stretch` is the role of what is no record. `half_number` comes where the log's beginning is cut off, `begun_ms` if asked.
+    """
+    numbers, kept = _numbers(), _KEPT
+    if bounds.log_begin:
+        numbers |= {"half_number": _least(Role.HALF, "queue_offset"), "op_number": F.min("first_half_offset")}
+        kept += ("half_number",)
+    if is_timed:
+        numbers |= {"begun_ms": F.coalesce(_least(Role.HALF, "stored_ms"), F.min("stored_ms"))}
+        kept += ("begun_ms",)
+    stretch = F.col("role").bitwiseAND(int(Role.DAMAGED | Role.FILLER)).alias("stretch")
+    found = rows.groupBy("transaction_id", stretch).agg(*[made.alias(name) for name, made in numbers.items()])
+    counted = found.select("*", *[made.alias(name) for name, made in _counts().items()])
+    return counted.select(*kept, _as_number(_facts(bounds)).alias("facts"))
 
 
 # ------------------------------------------------------------------------------------------------------------- numbers
 
 
-def _is(kind: str) -> Column:
-    return F.col("kind") == kind
+def _is(roles: Role) -> Column:
+    return F.col("role").bitwiseAND(int(roles)) != 0
+
+
+def _count(roles: Role) -> Column:
+    return F.count(F.when(_is(roles), 1))
+
+
+def _sum(roles: Role, name: str) -> Column:
+    return F.sum(F.when(_is(roles), F.col(name)))
+
+
+def _least(roles: Role, name: str) -> Column:
+    return F.min(F.when(_is(roles), F.col(name)))
+
+
+def _most(roles: Role, name: str) -> Column:
+    return F.max(F.when(_is(roles), F.col(name)))
 
 
 def _numbers() -> dict[str, Column]:
-    half, op, final, held = _is(columns.HALF), _is(columns.OP), _is(columns.FINAL), _is(columns.HELD)
-    put_off, is_scheduled, prepared = _is(columns.DELAYED), F.col("schedule_id").isNotNull(), F.col("prepared_offset")
-    # A final that names no half: of a half at log offset 0, or a broker's delivery of one that waited for its time.
-    direct, unnamed = final & ~is_scheduled & (prepared > 0), final & ~is_scheduled & (prepared == 0)
-    published = direct | unnamed | put_off
-    is_record = ~F.col("kind").isin(list(columns.STRETCHES))
-    is_damaged = F.col("kind").isin(columns.DAMAGED, columns.MISSING)
-    resumed = _is(columns.CHECK) & (F.col("event") == "resumed")
-    offset, at = F.col("log_offset"), F.col("stored_at")
+    names_half = _is(_PREPARED) & (F.col("prepared_offset") > 0)
     return {
         "bytes": F.sum("record_bytes"),
-        "records": _count(is_record),
-        "damaged": _count(is_damaged),
-        "damaged_bytes": F.sum(F.when(is_damaged, F.col("record_bytes"))),
-        "first_offset": F.min(F.when(is_record, offset)),
-        "last_offset": F.max(F.when(is_record, offset)),
-        "first_at": F.min("stored_at"),
-        "group": F.max("group"),
-        "group_offset": F.min(F.when(F.col("producer_group").isNotNull(), offset)),
-        "half_count": _count(half),
-        "half_sum": F.sum(F.when(half, F.col("message"))),
-        "half_least": F.min(F.when(half, F.col("message"))),
-        "half_most": F.max(F.when(half, F.col("message"))),
-        "half_first": F.min(F.when(half, offset)),
-        "half_last": F.max(F.when(half, offset)),
-        "half_number": F.min(F.when(half, F.col("queue_offset"))),
-        "half_crcs": F.sum(F.when(half, F.col("body_crc"))),
-        "message_count": F.max(F.when(half, F.col("message_count"))),
-        "begun_at": F.min(F.when(half, at)),
-        "commits": _count(op & (F.col("decision") == "commit")),
-        "rollbacks": _count(op & (F.col("decision") == "rollback")),
-        "plain_ops": _count(op & F.col("decision").isNull()) + F.count("named_by"),
-        "op_first": F.min(F.coalesce("named_by", F.when(op, offset))),
-        "op_number": F.min(F.when(op, F.array_min("half_offsets"))),
-        "decided_at": F.min(F.coalesce("named_at", F.when(op, at))),
-        "direct_count": _count(direct),
-        "direct_sum": F.sum(F.when(direct, F.col("message"))),
-        "unnamed_count": _count(unnamed),
-        "unnamed_sum": F.sum(F.when(unnamed, F.col("message"))),
-        "waiting_count": _count(put_off),
-        "waiting_sum": F.sum(F.when(put_off, F.col("message"))),
-        "arrived_count": _count(final & is_scheduled),
-        "arrived_sum": F.sum(F.when(final & is_scheduled, F.col("message"))),
-        "final_first": F.min(F.when(published, offset)),
-        "final_at": F.min(F.when(published, at)),
-        "final_crcs": F.sum(F.when(published, F.col("body_crc"))),
-        "prepared_least": F.min(F.when((final | put_off) & (prepared > 0), prepared)),
-        "prepared_most": F.max(F.when((final | put_off) & (prepared > 0), prepared)),
-        "held_first": F.min(F.when(held, offset)),
-        "held_last": F.max(F.when(held, offset)),
-        "resumed_last": F.max(F.when(resumed, offset)),
-        "answers": _count(_is(columns.CHECK) & (F.col("event") == "answered_unknown")),
-    }  # fmt: skip
-
-
-def _count(when: Column) -> Column:
-    return F.count(F.when(when, 1))
-
-
-_FACTS_ARE_MADE_OF = (
-    "half_count", "half_first", "half_last", "half_crcs", "commits", "rollbacks", "op_number", "waiting_count", "final_first",
-    "final_crcs", "prepared_least", "prepared_most", "held_first", "held_last", "resumed_last",
-)  # fmt: skip
+        "records": F.count(F.when(F.col("record_bytes") > 0, 1)),  # or stretches
+        "roles": F.bit_or("role"),
+        "first_offset": F.min("log_offset"),
+        "group": F.max("group_hash"),
+        "group_offset": F.min(F.when(F.col("group_hash").isNotNull(), F.col("log_offset"))),
+        "message_count": F.max("message_count"),
+        "half_count": _count(Role.HALF),
+        "half_sum": _sum(Role.HALF, "message_hash"),
+        "half_least": _least(Role.HALF, "message_hash"),
+        "half_most": _most(Role.HALF, "message_hash"),
+        "half_first": _least(Role.HALF, "log_offset"),
+        "half_last": _most(Role.HALF, "log_offset"),
+        "half_crcs": _sum(Role.HALF, "body_crc"),
+        "op_first": _least(_OPS, "log_offset"),
+        "named_count": _count(Role.NAMED),
+        "named_sum": _sum(Role.NAMED, "message_hash"),
+        "unnamed_count": _count(Role.UNNAMED),
+        "unnamed_sum": _sum(Role.UNNAMED, "message_hash"),
+        "waiting_count": _count(Role.WAITING),
+        "waiting_sum": _sum(Role.WAITING, "message_hash"),
+        "arrived_count": _count(Role.ARRIVED),
+        "arrived_sum": _sum(Role.ARRIVED, "message_hash"),
+        "final_first": _least(_PUBLISHED, "log_offset"),
+        "final_crcs": _sum(_PUBLISHED, "body_crc"),
+        "prepared_least": F.min(F.when(names_half, F.col("prepared_offset"))),
+        "prepared_most": F.max(F.when(names_half, F.col("prepared_offset"))),
+        "held_first": _least(Role.HELD, "log_offset"),
+        "held_last": _most(Role.HELD, "log_offset"),
+        "resumed_last": _most(Role.RESUMED, "log_offset"),
+    }
 
 
 def _counts() -> dict[str, Column]:
     """Of how many messages it is, and how often those stand where they belong; none of it null."""
     c = F.col
     # One, unless the first half says otherwise: a broker's transaction is one message, however often stored.
-    total = F.coalesce("message_count", F.when(c("half_least") == c("half_most"), 1), F.greatest("half_count", F.lit(1)))
+    said = F.when(c("message_count") > _MOST_MESSAGES, _MOST_MESSAGES).otherwise(c("message_count"))
+    total = F.coalesce(said, F.when(c("half_least") == c("half_most"), 1), F.greatest("half_count", F.lit(1)))
     begins_the_log = F.coalesce(c("half_first") == 0, F.lit(False))
+    count = c("named_count") + F.when(begins_the_log, c("unnamed_count")).otherwise(0) + c("waiting_count")
+    published = _or_0("named_sum") + F.when(begins_the_log, _or_0("unnamed_sum")).otherwise(0) + _or_0("waiting_sum")
     return {
         "total": total,
-        "direct": c("direct_count") + F.when(begins_the_log, c("unnamed_count")).otherwise(0),
+        "published": count,
+        "direct": count - c("waiting_count"),
         "arrived": c("arrived_count") + F.when(begins_the_log, 0).otherwise(c("unnamed_count")),
         # A half may be stored again, and then all of its transaction are: so many times the sum of one set.
-        "sums_agree": (c("half_count") % total == 0)
-        & (
-            (_or_0("direct_sum") + F.when(begins_the_log, _or_0("unnamed_sum")).otherwise(0) + _or_0("waiting_sum"))
-            * c("half_count")
-            == _or_0("half_sum") * total
-        ),
+        "sums_agree": (c("half_count") % total == 0) & (_times(published, "half_count") == _times(_or_0("half_sum"), total)),
+        "is_of_one": F.coalesce(published % _PRIME == _times(c("half_least"), count), F.lit(True)),
         "all_arrived": (c("arrived_count") == c("waiting_count")) & (_or_0("arrived_sum") == _or_0("waiting_sum")),
-        "with_crc": c("direct_count") + c("unnamed_count") + c("waiting_count"),
+        "with_crc": c("named_count") + c("unnamed_count") + c("waiting_count"),
     }
 
 
@@ -153,36 +153,47 @@ def _or_0(name: str) -> Column:
     return F.coalesce(F.col(name), F.lit(0))
 
 
+def _times(one: Column, other: Column | str) -> Column:
+    """Modulo the prime."""
+    other = F.col(other) if isinstance(other, str) else other
+    return (one % _PRIME) * (other % _PRIME) % _PRIME
+
+
 # --------------------------------------------------------------------------------------------------------------- facts
 
 
 def _facts(bounds: Bounds) -> Mapping[Fact, Column]:
     c = F.col
-    published = c("direct") + c("waiting_count")
+    published = c("published")
     is_single = c("total") == 1
     each_once = (published == c("total")) & c("sums_agree") & ((c("arrived") <= 1) | c("all_arrived"))
     has_too_many = F.when(
         is_single,
         (c("direct") > 1) | ((c("waiting_count") > 0) & ((c("direct") > 0) | (c("arrived") > 1))),
     ).otherwise((published > c("total")) | ((c("waiting_count") > 0) & (c("arrived") > c("waiting_count"))))
-    is_unclear = ~is_single & (published >= c("total")) & ~each_once
+    is_unclear = (published >= c("total")) & ~each_once & ~(is_single & has_too_many & c("is_of_one"))
     # On the average a final has the CRC of its half: either may stand several times.
-    crcs_differ = c("final_crcs") * c("half_count") != c("half_crcs") * c("with_crc")
+    crcs_differ = _times(_or_0("final_crcs"), "half_count") != _times(_or_0("half_crcs"), "with_crc")
     return {
-        Fact.HALF: c("half_count") > 0,
+        Fact.HALF: _has(Role.HALF),
         Fact.GONE: _is_gone(bounds),
-        Fact.COMMIT_OP: c("commits") > 0,
-        Fact.ROLLBACK_OP: c("rollbacks") > 0,
-        Fact.PLAIN_OP: c("plain_ops") > 0,
+        Fact.COMMIT_OP: _has(Role.COMMIT_OP),
+        Fact.ROLLBACK_OP: _has(Role.ROLLBACK_OP),
+        Fact.PLAIN_OP: _has(Role.PLAIN_OP),
         Fact.PUBLISHED: published + c("arrived") > 0,
         Fact.ALL_THERE: published >= c("total"),
         Fact.DOUBLED: has_too_many,
         Fact.HELD: c("held_last") > F.coalesce("resumed_last", F.lit(-1)),
         Fact.LATE: F.least("op_first", "final_first") > c("held_first"),
         Fact.UNCLEAR: is_unclear,
-        Fact.ALTERED: (c("half_count") > 0) & (published >= c("total")) & ~is_unclear & crcs_differ,
+        Fact.ALTERED: _has(Role.HALF) & (published >= c("total")) & ~is_unclear & crcs_differ,
         Fact.WRONG_HALF: (c("prepared_least") < c("half_first")) | (c("prepared_most") > c("half_last")),
+        Fact.OURS_WITHOUT_OP: _has(Role.HALF) & _has(Role.OURS) & ~_has(_OPS),
     }
+
+
+def _has(roles: Role) -> Column:
+    return F.col("roles").bitwiseAND(int(roles)) != 0
 
 
 def _is_gone(bounds: Bounds) -> Column:
@@ -203,18 +214,27 @@ def _as_number(facts: Mapping[Fact, Column]) -> Column:
     )
 
 
-def look_closer(transactions: DataFrame, rows: DataFrame) -> DataFrame:
+def look_closer(transactions: DataFrame, read: Read) -> DataFrame:
     """Rows of `by_transaction`; of the unclear ones the messages are counted one by one in the rows of the log."""
     c = F.col
     is_unclear = c("facts").bitwiseAND(int(Fact.UNCLEAR)) != 0
     unclear = transactions.where(is_unclear & c("transaction_id").isNotNull()).select("transaction_id")
-    found = rows.join(F.broadcast(unclear), "transaction_id").where(c("message_id").isNotNull())
-    is_scheduled = c("schedule_id").isNotNull()
+    rows = read(("role", "transaction_id", "message_id", "log_offset"))
+    found = rows.join(unclear, "transaction_id").where(c("message_id").isNotNull())
     by_message = found.groupBy("transaction_id", "message_id").agg(
-        _count(_is(columns.HALF)).alias("halves"),
-        _count(_is(columns.FINAL) & ~is_scheduled).alias("direct"),
-        _count(_is(columns.FINAL) & is_scheduled).alias("arrived"),
-        _count(_is(columns.DELAYED)).alias("waiting"),
+        _count(Role.HALF).alias("halves"),
+        (_least(Role.HALF, "log_offset") == 0).alias("begins_the_log"),  # then its final names none
+        _count(Role.NAMED).alias("named"),
+        _count(Role.UNNAMED).alias("unnamed"),
+        _count(Role.WAITING).alias("waiting"),
+        _count(Role.ARRIVED).alias("scheduled"),
+    )
+    by_message = by_message.select(
+        "transaction_id",
+        "halves",
+        "waiting",
+        (c("named") + F.when(c("begins_the_log"), c("unnamed")).otherwise(0)).alias("direct"),
+        (c("scheduled") + F.when(c("begins_the_log"), 0).otherwise(c("unnamed"))).alias("arrived"),
     )
     is_doubled = (c("direct") > 1) | (c("arrived") > 1) | ((c("direct") > 0) & (c("waiting") > 0))
     settled = by_message.groupBy("transaction_id").agg(
@@ -226,7 +246,7 @@ def look_closer(transactions: DataFrame, rows: DataFrame) -> DataFrame:
         + F.when(c("all_there"), int(Fact.ALL_THERE)).otherwise(0)
         + F.when(c("doubled"), int(Fact.DOUBLED)).otherwise(0)
     )
-    joined = transactions.join(F.broadcast(settled), "transaction_id", "left")
+    joined = transactions.join(settled, "transaction_id", "left")
     return joined.withColumn("facts", F.when(c("all_there").isNotNull(), exact).otherwise(c("facts"))).drop(
         "all_there", "doubled"
     )
@@ -235,40 +255,25 @@ def look_closer(transactions: DataFrame, rows: DataFrame) -> DataFrame:
 # ---------------------------------------------------------------------------------------------------- what brokers wrote
 
 
-def without_plain_ops(rows: DataFrame) -> DataFrame:
-    """The rows of a log in which every op names its transaction."""
-    return rows.withColumns({"named_by": F.lit(None).cast("bigint"), "named_at": F.lit(None).cast("timestamp")})
+def with_plain_ops(read: Read) -> DataFrame:
+    """The rows of the log, and one for each half that an op names by its number, with the id of the half's transaction.
 
-
-def with_plain_ops(read: Callable[[], DataFrame]) -> DataFrame:
-    """The rows, each half with the op that names it by its number; an op of a half that is not there is a row of its own.
-
-    An op that names any copy of a half decides its transaction. `read` gives the rows of the log, anew at each call: of one
-    frame used twice in a query Spark 4.3 gives both the filters that were pushed down for either.
+    An op that names any copy of a half decides its transaction. One that names a half that is not there has a row with an id
+    that says so. These rows take no bytes: they are no records.
     """
     c = F.col
-    named = (
-        read()
-        .where(_is(columns.OP) & c("transaction_id").isNull())
-        .select("log_offset", "stored_at", F.explode("half_offsets").alias("number"))
-        .groupBy("number")
-        .agg(F.min("log_offset").alias("named_by"), F.min("stored_at").alias("named_at"))
-        .persist()
-    )
-    rows = read().withColumn("number", F.when(_is(columns.HALF), c("queue_offset")))
-    joined = rows.join(named, "number", "left").drop("number")
-    lost = named.join(read().where(_is(columns.HALF)).select(c("queue_offset").alias("number")), "number", "left_anti")
+    ops = read(("kind", "log_offset", "transaction_id", "half_offsets")).where(c("kind") == columns.OP)
+    plain = ops.where(c("transaction_id").isNull()).select("log_offset", F.explode("half_offsets").alias("number"))
+    named = plain.groupBy("number").agg(F.min("log_offset").alias("named_by"))
+    halves = read(("kind", "queue_offset", "transaction_id")).where(c("kind") == columns.HALF)
+    met = named.join(halves.select(c("queue_offset").alias("number"), c("transaction_id").alias("of_half")), "number", "left")
     as_rows = {
-        "transaction_id": F.concat(F.lit(_NAMED_HALF), c("number").cast("string")),
-        "kind": F.lit(columns.OP),
+        "transaction_id": F.coalesce("of_half", F.concat(F.lit(_NAMED_HALF), c("number").cast("string"))),
+        "role": F.lit(int(Role.PLAIN_OP)),
         "log_offset": c("named_by"),
-        "stored_at": c("named_at"),
-        "half_offsets": F.array("number"),
+        "first_half_offset": c("number"),
         "record_bytes": F.lit(0),
     }
-    strays = lost.select(
-        *[as_rows.get(name, F.lit(None)).cast(COLUMNS[name]).alias(name) for name in READ_COLUMNS],
-        F.lit(None).cast("bigint").alias("named_by"),
-        F.lit(None).cast("timestamp").alias("named_at"),
+    return read(READ_COLUMNS).unionByName(
+        met.select(*[as_rows.get(name, F.lit(None)).cast(COLUMNS[name]).alias(name) for name in READ_COLUMNS])
     )
-    return joined.unionByName(strays)

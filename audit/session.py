@@ -1,4 +1,4 @@
-"""A Spark session of ours: quiet, on loopback, with the sources registered."""
+"""A Spark session of ours: quiet, on loopback unless it is a cluster's, with the sources registered."""
 
 import os
 import sys
@@ -19,13 +19,14 @@ _SETTINGS = {
     "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.python.filterPushdown.enabled": "true",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
     # Batches of the reader are the batches that the JVM takes; its own vector size is for columns that it makes itself.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
+    "spark.python.daemon.module": "audit.worker_daemon",
     "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
 }
 _LOCAL_SETTINGS = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "2g",
     "spark.sql.shuffle.partitions": "{cores}",
 }
@@ -33,19 +34,25 @@ _LOCAL_SETTINGS = {
 
 @contextmanager
 def session(
-    master: str, *, log: Path, settings: Mapping[str, str] | None = None, name: str = "escrowmq audit"
+    master: str | None, *, log: Path, settings: Mapping[str, str] | None = None, name: str = "escrowmq audit"
 ) -> Iterator[SparkSession]:
     """A session that ends with the block. What Java and Spark have to say goes to the file `log`.
 
-    `settings` win over ours. Raises JavaNotFound.
+    Without a `master` it is the one that spark-submit was told, or local[*]. `settings` win over ours. Raises JavaNotFound.
     """
-    os.environ["JAVA_HOME"] = java_home()
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, whose Java runs already
+    is_local = master.startswith("local") if master is not None else not is_submitted
+    if not is_submitted:
+        os.environ["JAVA_HOME"] = java_home()
+    if is_local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     # Else Spark starts its workers with the first python3 of the PATH, and they must find this room.
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    builder = SparkSession.builder.appName(name).master(master)
-    for key, value in {**_settings(master), **(settings or {})}.items():
+    builder = SparkSession.builder.appName(name)
+    if master is not None or is_local:
+        builder = builder.master(master or "local[*]")
+    for key, value in {**_settings(is_local=is_local), **(settings or {})}.items():
         builder = builder.config(key, value)
     with _stderr_into(log):
         spark = builder.getOrCreate()
@@ -57,8 +64,8 @@ def session(
         spark.stop()
 
 
-def _settings(master: str) -> dict[str, str]:
-    if not master.startswith("local"):
+def _settings(*, is_local: bool) -> dict[str, str]:
+    if not is_local:
         return _SETTINGS
     cores = os.cpu_count() or 1
     return {**_SETTINGS, **{key: value.format(cores=cores) for key, value in _LOCAL_SETTINGS.items()}}

@@ -6,7 +6,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from audit.verdicts import FAULTS, VERDICTS
+from audit.verdicts import FAULTS, FLAGS, VERDICTS
 
 _LISTED = 20
 
@@ -38,7 +38,7 @@ def _log(report: dict[str, Any]) -> RenderableType:
     lines = [
         f"{log['records']:,} records in {log['end'] - log['begin']:,} bytes of log, "
         f"{log['accounted_bytes']:,} of them accounted for",
-        f"segments {segments['from']} to {segments['to']}, {segments['digest']}",
+        f"segments {segments.get('from', 'none')} to {segments.get('to', 'none')}, {segments['digest']}",
     ]
     if log["damaged_stretches"]:
         lines.append(f"{log['damaged_stretches']:,} damaged stretches, {log['damaged_bytes']:,} bytes")
@@ -51,7 +51,7 @@ def _findings(found: dict[str, Any]) -> RenderableType:
     table = Table("finding", "transaction", "at log offsets", "", title="Findings", title_justify="left")
     for item in found["items"][:_LISTED]:
         if "transaction_id" in item:
-            flags = " ".join(name for name in ("altered", "wrong_half") if item[name])
+            flags = " ".join(name for name in FLAGS if item[name])
             places = ", ".join(f"{record['kind']} {record['log_offset']}" for record in item["records"])
             table.add_row(item["verdict"], item["transaction_id"], places, flags)
         else:

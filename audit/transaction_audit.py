@@ -1,34 +1,38 @@
-"""The audit of transaction outcomes: from a log to a report. `run` needs a Spark session, everything else is its result.
+"""The audit of transaction outcomes: from a log to a report. `carry_out` needs a Spark session, everything else is its result.
 
-The log is read once. It is read again for what only few have: the records that prove a finding, and stretches of damage.
+A clean log is read once. It is read again for what only few have: transactions whose records must be counted one by one, the
+records that prove a finding, and stretches of damage.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from audit import columns, decode, digest, extent, outcomes
+from audit import columns, decode, digest, extent, look_up, outcomes
+from audit.columns import Role
 from audit.commit_log_source import NAME, encode_log
 from audit.digest import Block
+from audit.errors import NoSuchGroup
 from audit.extent import Log
-from audit.log_files import LogReader
 from audit.outcomes import Bounds
+from audit.sums import Place, Sums
 from audit.verdicts import DAMAGED, FAIL_ON, FINDINGS, FLAGS, VERDICTS, Fact, verdict
 from storage.formats import names
-from storage.formats import record as records
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 KIND = "transaction_outcomes"
 LISTED = 1_000
-_NONE = "none"  # where not exactly one verdict fits
+LISTED_RECORDS = 50
+_BEGINNINGS = 3  # of one audit, where retention takes away what it reads
+_MOST_SETS = 100_000  # of a group and facts: more do not come to the driver
 _DIGESTS_AT_HOME = 4  # blocks: fewer are done before a job has begun
 
-_PROOF_COLUMNS = ("log_offset", "record_bytes", "kind", "topic", "queue_id", "queue_offset", "stored_at", "body_crc",
+_PROOF_COLUMNS = ("log_offset", "record_bytes", "kind", "topic", "queue_id", "queue_offset", "stored_ms", "body_crc",
                   "prepared_offset", "message_id", "transaction_id", "decision", "half_offsets")  # fmt: skip
 
 
@@ -50,6 +54,31 @@ class Outcome:
     is_balanced: bool
 
 
+def carry_out(
+    spark: SparkSession,
+    uri: str,
+    scope: Scope,
+    *,
+    found: Log,
+    counted: Callable[[str], bool] = FAIL_ON.__contains__,
+    split_bytes: int = extent.SPLIT_BYTES,
+) -> Outcome:
+    """The audit of the log that lies there, as it was `found`.
+
+    A service may drop segments meanwhile. Where that is why the audit fails, it begins once more with those that are left.
+    Raises NoSuchGroup.
+    """
+    for beginning in range(1, _BEGINNINGS + 1):
+        try:
+            return TransactionAudit(spark, found, scope, split_bytes=split_bytes).run(counted=counted)
+        except Exception:
+            now = extent.find_log(uri)
+            if beginning == _BEGINNINGS or now.begin == found.begin:
+                raise
+            found = now
+    raise AssertionError
+
+
 class TransactionAudit:
     """One audit of one log."""
 
@@ -58,156 +87,203 @@ class TransactionAudit:
         self._log = log
         self._scope = scope
         self._split_bytes = split_bytes
-        self._has_plain_ops = _has_brokers_records(log)
+        self._has_plain_ops = look_up.has_brokers_records(log)
+        self._cached: list[DataFrame] = []
 
-    def run(self, *, counted: Callable[[str], bool] = FAIL_ON.__contains__, listed: int = LISTED) -> Outcome:
+    def run(
+        self,
+        *,
+        counted: Callable[[str], bool] = FAIL_ON.__contains__,
+        listed: int = LISTED,
+        listed_records: int = LISTED_RECORDS,
+        most_sets: int = _MOST_SETS,
+    ) -> Outcome:
         """`counted`: is this one of FINDINGS to be listed as a finding? At most `listed` of them are, in log order."""
-        transactions, sums = self.judge()
-        wanted = [name for name in FINDINGS if counted(name)]
-        found = self._findings(transactions, sums, wanted, listed) if any(sums.counts[name] for name in wanted) else []
-        report = self._report(sums, found, wanted)
-        transactions.unpersist()
+        try:
+            transactions, sums = self.judge(most_sets=most_sets)
+            group = self._scope.producer_group
+            if group is not None and not sums.begun and decode.hash_of(group) not in sums.group_hashes:
+                raise NoSuchGroup(f"no transaction in the log is of {group}")
+            wanted = [name for name in FINDINGS if counted(name)]
+            some = any(sums.counts[name] for name in wanted)
+            found = self._findings(transactions, sums, wanted, listed, listed_records) if some else []
+            report = self._report(sums, found, wanted)
+        finally:
+            self.release()
         return Outcome(report=report, counts=sums.counts, is_balanced=report["balanced"])
 
-    def judge(self) -> tuple[DataFrame, "Sums"]:
-        """One row for each transaction with its facts, and one without an id for the rest of the log; and what they sum up to.
+    def judge(self, *, most_sets: int = _MOST_SETS) -> tuple[DataFrame, Sums]:
+        """One row for each transaction with its facts, and some without an id for the rest of the log; and what they sum up to.
 
-        The rows are kept for the questions that follow: `unpersist` them.
+        The rows are worked out when they are asked for: `release` what was kept for that.
         """
-        transactions = self._transactions(Bounds(self._log.begin))
-        sums = self._sums(transactions)
-        if sums.plain_ops and not self._has_plain_ops:  # a broker went on in the midst of a segment of ours
+        bounds, is_known = Bounds(self._log.begin), True
+        if self._log.begin:
+            number, is_known = look_up.first_half_number(self._log)
+            bounds = Bounds(self._log.begin, number)
+        transactions = self._transactions(bounds)
+        sums = self._sums(transactions, most_sets)
+        if sums.has_plain_ops and not self._has_plain_ops:  # a broker went on in the midst of a segment of ours
             self._has_plain_ops = True
-            transactions.unpersist()
-            return self.judge()
-        if self._log.begin and sums.counts["unverifiable_retention"]:
-            transactions.unpersist()
+            return self.judge(most_sets=most_sets)
+        if not is_known and sums.counts["unverifiable_retention"]:
             transactions = self._transactions(Bounds(self._log.begin, sums.first_half_number))
-            sums = self._sums(transactions)
+            sums = self._sums(transactions, most_sets)
         if sums.unclear:
-            transactions = outcomes.look_closer(transactions, self._read(outcomes.READ_COLUMNS)).persist()
-            sums = self._sums(transactions)
+            self._cached += [transactions.persist()]
+            transactions = outcomes.look_closer(transactions, self._read)
+            sums = self._sums(transactions, most_sets)
         return transactions, sums
 
-    def _transactions(self, bounds: Bounds) -> DataFrame:
-        read = partial(self._read, outcomes.READ_COLUMNS)
-        rows = outcomes.with_plain_ops(read) if self._has_plain_ops else outcomes.without_plain_ops(read())
-        return outcomes.by_transaction(rows, bounds).persist()
+    def release(self) -> None:
+        """Nothing of this audit stays in the session."""
+        while self._cached:
+            self._cached.pop().unpersist()
 
     # ------------------------------------------------------------------------------------------------------- the work
 
+    def _transactions(self, bounds: Bounds) -> DataFrame:
+        rows = outcomes.with_plain_ops(self._read) if self._has_plain_ops else self._read(outcomes.READ_COLUMNS)
+        return outcomes.by_transaction(rows, bounds, is_timed=self._is_timed)
+
+    @property
+    def _is_timed(self) -> bool:
+        return self._scope.begun_from is not None or self._scope.begun_to is not None
+
     def _read(self, names: Sequence[str]) -> DataFrame:
         reader = self._spark.read.format(NAME).option("log", encode_log(self._log)).schema(columns.schema_text(names))
-        return reader.option("splitMB", self._split_bytes / (1 << 20)).load()
+        return reader.option("splitMB", self._split_bytes / (1 << 20)).option("pushdown", "true").load()
 
-    def _in_scope(self) -> Column:
-        """Of everything that is read: what the question is about."""
-        begun_at, scope = F.coalesce("begun_at", "first_at"), self._scope
-        found = F.col("transaction_id").isNotNull()
+    def _place(self) -> Column:
+        """Of everything that is read: what the question is about, and what the rest is."""
+        c, scope = F.col, self._scope
+        asked = F.lit(True)
         if scope.begun_from is not None:
-            found &= begun_at >= F.lit(scope.begun_from)
+            asked &= c("begun_ms") >= _ms(scope.begun_from)
         if scope.begun_to is not None:
-            found &= begun_at < F.lit(scope.begun_to)
+            asked &= c("begun_ms") < _ms(scope.begun_to)
         if scope.producer_group is not None:
-            found &= F.col("group") == F.xxhash64(F.lit(scope.producer_group))
-        return F.coalesce(found, F.lit(False))
-
-    def _sums(self, transactions: DataFrame) -> "Sums":
-        """Everything that the report counts, in one job."""
-        c = F.col
-        rows = (
-            transactions.groupBy(self._in_scope().alias("in_scope"), "group", "facts")
-            .agg(
-                F.count(F.lit(1)).alias("transactions"),
-                F.min("group_offset").alias("group_offset"),
-                F.sum("bytes").alias("bytes"),
-                F.sum("records").alias("records"),
-                F.sum("damaged").alias("damaged"),
-                F.sum("damaged_bytes").alias("damaged_bytes"),
-                F.sum(F.when(c("transaction_id").isNull(), c("plain_ops"))).alias("plain_ops"),
-                F.min("half_number").alias("first_half_number"),
-            )
-            .collect()
+            asked &= F.coalesce(c("group") == decode.hash_of(scope.producer_group), F.lit(False))
+        return (
+            F.when(c("stretch") == int(Role.DAMAGED), int(Place.DAMAGED))
+            .when(c("stretch") == int(Role.FILLER), int(Place.FILLER))
+            .when(c("transaction_id").isNull(), int(Place.NO_TRANSACTION))
+            .when(asked, int(Place.ASKED))
+            .otherwise(int(Place.OTHER))
         )
-        named = self._group_names({row["group_offset"] for row in rows if row["in_scope"] and row["group_offset"] is not None})
-        return Sums.of([row.asDict() for row in rows], named)
 
-    def _group_names(self, offsets: Iterable[int]) -> dict[int, str]:
+    def _sums(self, transactions: DataFrame, most_sets: int) -> Sums:
+        """Everything that the report counts, in one job unless there are very many groups."""
+        number = F.min("half_number") if "half_number" in transactions.columns else F.lit(None)
+        sums = (
+            F.count(F.lit(1)).alias("transactions"),
+            F.min("group_offset").alias("group_offset"),
+            F.sum("bytes").alias("bytes"),
+            F.sum("records").alias("records"),
+            number.alias("first_half_number"),
+        )
+        placed = transactions.withColumn("place", self._place())
+        rows = placed.groupBy("place", "group", "facts").agg(*sums).limit(most_sets + 1).collect()
+        if len(rows) <= most_sets:
+            groups: dict[int, tuple[int, int]] = {}  # hash -> (transactions, log offset of a record that names it)
+            for row in rows:
+                if row["place"] == Place.ASKED and row["group"] is not None:
+                    so_far, at = groups.get(row["group"], (0, row["group_offset"]))
+                    groups[row["group"]] = so_far + row["transactions"], min(at, row["group_offset"])
+            largest = sorted(groups, key=lambda group: (-groups[group][0], groups[group][1]))[:LISTED]
+            named = self._group_names([groups[group][1] for group in largest])
+            names = {group: named.get(groups[group][1]) or "" for group in largest}
+            return Sums.of([row.asDict() for row in rows], names, groups_omitted=len(groups) - len(largest))
+        totals = placed.withColumn("group", F.lit(None).cast("bigint")).groupBy("place", "group", "facts").agg(*sums).collect()
+        omitted = placed.where(F.col("place") == int(Place.ASKED)).select("group").distinct().count()
+        return replace(Sums.of([row.asDict() for row in totals], {}), by_group=[], groups_omitted=omitted)
+
+    def _group_names(self, offsets: Sequence[int]) -> dict[int, str]:
         """The producer groups that records at these log offsets name: a group was counted by its hash."""
-        rows = {offset: _row_at(self._log, offset, ["producer_group"]) for offset in offsets}
-        return {offset: row["producer_group"] for offset, row in rows.items() if row is not None}
+        rows = look_up.rows_at(self._log, offsets, ["producer_group"])
+        return {offset: row["producer_group"] for offset, row in rows.items()}
 
     # --------------------------------------------------------------------------------------------------- the findings
 
-    def _findings(self, transactions: DataFrame, sums: "Sums", wanted: Sequence[str], listed: int) -> list[dict[str, Any]]:
+    def _findings(
+        self, transactions: DataFrame, sums: Sums, wanted: Sequence[str], listed: int, listed_records: int
+    ) -> list[dict[str, Any]]:
         """In log order; transactions with the records that prove them."""
         facts = [int(one) for one in sums.facts if _is_wanted(one, wanted)]
         picked = (
-            transactions.where(self._in_scope() & F.col("facts").isin(facts))
-            .select("transaction_id", "facts", "first_offset", "group_offset", "op_first")
-            .orderBy(F.coalesce("first_offset", "op_first"), "transaction_id")
+            transactions.where((self._place() == int(Place.ASKED)) & F.col("facts").isin(facts))
+            .select("transaction_id", "facts", "records", "first_offset", "group_offset", "op_first")
+            .orderBy("first_offset", "transaction_id")
             .limit(listed)
             .collect()
+            if facts
+            else []
         )
-        proofs = self._proofs(picked)
-        group_names = self._group_names({row["group_offset"] for row in picked if row["group_offset"] is not None})
+        proofs = self._proofs(picked, listed_records)
+        group_names = self._group_names([row["group_offset"] for row in picked if row["group_offset"] is not None])
         found = [
             {
                 "verdict": verdict(Fact(row["facts"])),
                 "transaction_id": row["transaction_id"],
                 "producer_group": group_names.get(row["group_offset"]),
                 **{name: fact in Fact(row["facts"]) for name, fact in FLAGS.items()},
-                "records": proofs.get(row["transaction_id"], []),
+                "records": proofs[row["transaction_id"]],
+                "records_omitted": max(0, row["records"] - listed_records),
             }
             for row in picked
         ]
-        return found + (self._damage(listed) if DAMAGED in wanted else [])
+        return [_present(one) for one in found] + (self._damage(listed) if DAMAGED in wanted else [])
 
-    def _proofs(self, picked: Sequence[Row]) -> dict[str, list[dict[str, Any]]]:
-        """The records of these transactions; where the op names halves by number, it too."""
+    def _proofs(self, picked: Sequence[Row], listed_records: int) -> dict[str, list[dict[str, Any]]]:
+        """The first records of these transactions; where the op names halves by number, it too."""
         if not picked:
             return {}
-        rows = self._read(_PROOF_COLUMNS)
-        ids = self._spark.createDataFrame([(row["transaction_id"],) for row in picked], "transaction_id string")
-        # In milliseconds: Spark gives a time in the zone of this process.
-        own = rows.join(F.broadcast(ids), "transaction_id").withColumn("stored_at", F.unix_millis("stored_at"))
         found: dict[str, list[dict[str, Any]]] = {row["transaction_id"]: [] for row in picked}
-        for row in own.orderBy("log_offset").collect():
+        number = F.row_number().over(Window.partitionBy("transaction_id").orderBy("log_offset"))
+        own = self._read(_PROOF_COLUMNS).where(F.col("transaction_id").isin(list(found)))
+        first = own.withColumn("number", number).where(F.col("number") <= listed_records)
+        for row in first.orderBy("log_offset").collect():
             found[row["transaction_id"]].append(_proof(row.asDict()))
+        known = {record["log_offset"] for records in found.values() for record in records}
+        ops = look_up.rows_at(self._log, {row["op_first"] for row in picked} - known - {None}, _PROOF_COLUMNS)
         for row in picked:
-            known = {record["log_offset"] for record in found[row["transaction_id"]]}
-            op = None if row["op_first"] in {None, *known} else _row_at(self._log, row["op_first"], _PROOF_COLUMNS)
-            if op is not None:
-                found[row["transaction_id"]].append(_proof({**op, "stored_at": int(op["stored_at"].timestamp() * 1000)}))
+            op = ops.get(row["op_first"])
+            if op is not None and op["transaction_id"] is None:
+                found[row["transaction_id"]].append(_proof(op))
         return found
 
     def _damage(self, listed: int) -> list[dict[str, Any]]:
         rows = self._read(("log_offset", "record_bytes", "kind", "damage", "segment"))
         damaged = rows.where(F.col("kind").isin(columns.DAMAGED, columns.MISSING)).orderBy("log_offset").limit(listed)
         return [
-            {
-                "verdict": DAMAGED,
-                "segment": names.file_name(row["segment"]) if row["kind"] == columns.DAMAGED else None,
-                "log_offset": row["log_offset"],
-                "bytes": row["record_bytes"],
-                "reason": row["damage"],
-            }
+            _present(
+                {
+                    "verdict": DAMAGED,
+                    "segment": names.file_name(row["segment"]) if row["kind"] == columns.DAMAGED else None,
+                    "log_offset": row["log_offset"],
+                    "bytes": row["record_bytes"],
+                    "reason": row["damage"],
+                }
+            )
             for row in damaged.collect()
         ]
 
     # ----------------------------------------------------------------------------------------------------- the report
 
-    def _report(self, sums: "Sums", found: list[dict[str, Any]], wanted: Sequence[str]) -> dict[str, Any]:
-        log = self._log
+    def _report(self, sums: Sums, found: list[dict[str, Any]], wanted: Sequence[str]) -> dict[str, Any]:
+        log, scope = self._log, self._scope
         read = [one for one in log.folder.segments if one.base_offset < log.end and one.end_offset > log.begin]
         total = sum(sums.counts[name] for name in wanted)
         has_one_verdict = sum(sums.counts[name] for name in VERDICTS) == sums.begun
+        asked = {
+            "from": None if scope.begun_from is None else _time(_ms(scope.begun_from)),
+            "to": None if scope.begun_to is None else _time(_ms(scope.begun_to)),
+            "producer_group": scope.producer_group,
+        }
         return {
             "kind": KIND,
             "state": "done",
-            "from": _iso(self._scope.begun_from),
-            "to": _iso(self._scope.begun_to),
-            "producer_group": self._scope.producer_group,
+            **_present(asked),
             "begun": sums.begun,
             "verdicts": {name: sums.counts[name] for name in VERDICTS},
             "balanced": has_one_verdict and sums.bytes == log.end - log.begin,
@@ -218,7 +294,8 @@ class TransactionAudit:
                 "items": found,
                 "omitted": max(0, total - len(found)),
             },
-            "producer_groups": [{"producer_group": name, "verdicts": verdicts} for name, verdicts in sums.by_group],
+            "producer_groups": [_present({"producer_group": name, "verdicts": verdicts}) for name, verdicts in sums.by_group],
+            "producer_groups_omitted": sums.groups_omitted,
             "log": {
                 "begin": log.begin,
                 "end": log.end,
@@ -229,8 +306,7 @@ class TransactionAudit:
                 "torn_bytes": log.torn_bytes,
             },
             "segments": {
-                "from": names.file_name(read[0].base_offset) if read else None,
-                "to": names.file_name(read[-1].base_offset) if read else None,
+                **({"from": names.file_name(read[0].base_offset), "to": names.file_name(read[-1].base_offset)} if read else {}),
                 "digest": digest.chain(log, self._digests),
             },
             "engine": f"spark {self._spark.version}",
@@ -238,105 +314,49 @@ class TransactionAudit:
 
     def _digests(self, found: Sequence[Block]) -> Sequence[bytes]:
         if len(found) <= _DIGESTS_AT_HOME:
-            return digest.digest_blocks(self._log, found)
+            return digest.digest_blocks(self._log.uri, found)
         context = self._spark.sparkContext
         spread = context.parallelize(list(found), min(len(found), context.defaultParallelism))
-        digests: list[bytes] = spread.mapPartitions(partial(digest.digest_blocks, self._log)).collect()
+        digests: list[bytes] = spread.mapPartitions(partial(digest.digest_blocks, self._log.uri)).collect()
         return digests
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sums:
-    """What one job over all transactions has counted; bytes and records are those of the whole log."""
-
-    begun: int
-    counts: dict[str, int]  # each of FINDINGS
-    facts: tuple[Fact, ...]  # those that were met
-    by_group: list[tuple[str | None, dict[str, int]]]
-    bytes: int
-    records: int
-    damaged_bytes: int
-    plain_ops: int
-    unclear: int
-    first_half_number: int | None
-
-    @classmethod
-    def of(cls, rows: Sequence[dict[str, Any]], group_names: Mapping[int, str]) -> "Sums":
-        counts: Counter[str] = Counter()
-        groups: dict[str | None, Counter[str]] = {}
-        in_scope = [row for row in rows if row["in_scope"]]
-        for row in in_scope:
-            facts, number = Fact(row["facts"]), row["transactions"]
-            counts[verdict(facts) or _NONE] += number
-            counts.update({name: number for name, fact in FLAGS.items() if fact in facts})
-            groups.setdefault(group_names.get(row["group_offset"]), Counter())[verdict(facts) or _NONE] += number
-        counts[DAMAGED] = _sum(rows, "damaged")
-        numbers = [row["first_half_number"] for row in rows if row["first_half_number"] is not None]
-        return cls(
-            begun=_sum(in_scope, "transactions"),
-            counts={name: counts[name] for name in FINDINGS},
-            facts=tuple({Fact(row["facts"]) for row in in_scope}),
-            by_group=[
-                (name, {each: found[each] for each in (*VERDICTS, _NONE) if found[each]})
-                for name, found in sorted(groups.items(), key=lambda item: item[0] or "")
-            ],
-            bytes=_sum(rows, "bytes"),
-            records=_sum(rows, "records"),
-            damaged_bytes=_sum(rows, "damaged_bytes"),
-            plain_ops=_sum(rows, "plain_ops"),
-            unclear=sum(row["transactions"] for row in in_scope if Fact.UNCLEAR in Fact(row["facts"])),
-            first_half_number=min(numbers, default=None),
-        )
 
 
 def _is_wanted(facts: Fact, wanted: Sequence[str]) -> bool:
     return verdict(facts) in wanted or any(fact in facts for name, fact in FLAGS.items() if name in wanted)
 
 
-def _sum(rows: Iterable[dict[str, Any]], name: str) -> int:
-    return sum(row[name] or 0 for row in rows)
-
-
-def _has_brokers_records(log: Log) -> bool:
-    """Does any segment begin with a record that is not ours? One that a broker went on in shows later, by its ops."""
-    reader = LogReader(log.folder)
-    try:
-        for segment in log.folder.segments:
-            raw = reader.read(segment, segment.base_offset, records.FIXED_BYTES)
-            if segment.base_offset < log.end and any(raw) and not decode.is_ours(raw):
-                return True
-        return False
-    finally:
-        reader.close()
-
-
-def _row_at(log: Log, offset: int, wanted: Sequence[str]) -> dict[str, Any] | None:
-    """The record at a place where one was found before."""
-    reader = LogReader(log.folder)
-    segment = next(one for one in log.folder.segments if one.base_offset <= offset < one.end_offset)
-    try:
-        total, _ = records.start(reader.read(segment, offset, records.END_OF_FILE_BYTES))
-        return decode.row_at(reader.read(segment, offset, total), offset, wanted)
-    finally:
-        reader.close()
-
-
 def _proof(row: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "kind": row["kind"],
-        "log_offset": row["log_offset"],
-        "bytes": row["record_bytes"],
-        "crc": f"{row['body_crc']:08x}",
-        "at": _iso(datetime.fromtimestamp(row["stored_at"] / 1000, UTC)),
-        "topic": row["topic"],
-        "queue_id": row["queue_id"],
-        "queue_offset": row["queue_offset"],
-        "message_id": row["message_id"],
-        "prepared_offset": row["prepared_offset"] if row["kind"] in (columns.FINAL, columns.DELAYED) else None,
-        "decision": row["decision"],
-        "half_offsets": row["half_offsets"],
-    }
+    names_half = row["kind"] in (columns.FINAL, columns.DELAYED, columns.DELAYED_AGAIN)
+    return _present(
+        {
+            "kind": row["kind"],
+            "log_offset": row["log_offset"],
+            "bytes": row["record_bytes"],
+            "crc": f"{row['body_crc']:08x}",
+            "at": _time(row["stored_ms"]),
+            "topic": row["topic"],
+            "queue_id": row["queue_id"],
+            "queue_offset": row["queue_offset"],
+            "message_id": row["message_id"],
+            "prepared_offset": row["prepared_offset"] if names_half else None,
+            "decision": row["decision"],
+            "half_offsets": row["half_offsets"],
+        }
+    )
 
 
-def _iso(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+def _present(values: dict[str, Any]) -> dict[str, Any]:
+    """What is not there is absent."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _ms(moment: datetime) -> int:
+    return int(moment.timestamp()) * 1_000 + moment.microsecond // 1_000
+
+
+def _time(ms: int) -> str | int:
+    """As the API writes times; a number that is no date as it is: nothing protects the time of a broker's record."""
+    try:
+        return (_EPOCH + timedelta(milliseconds=ms)).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+    except OverflowError:
+        return ms

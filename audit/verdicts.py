@@ -24,6 +24,7 @@ class Fact(IntFlag):
     UNCLEAR = auto()  # ALL_THERE and DOUBLED need a closer look
     ALTERED = auto()  # a final whose body is not its half's
     WRONG_HALF = auto()  # a final that names another half than its own
+    OURS_WITHOUT_OP = auto()  # this service published a message of it, and nobody has decided it
 
 
 # Name and meaning; every transaction has exactly one.
@@ -45,15 +46,17 @@ FAULTS = ("committed_duplicated", "rolled_back_but_delivered", "final_missing", 
 DAMAGED = "damaged"  # a stretch of the log that is no whole record
 ALTERED = "altered"
 WRONG_HALF = "wrong_half"
-FLAGS = {ALTERED: Fact.ALTERED, WRONG_HALF: Fact.WRONG_HALF}
+UNDECIDED_BUT_PUBLISHED = "undecided_but_published"
+FLAGS = {ALTERED: Fact.ALTERED, WRONG_HALF: Fact.WRONG_HALF, UNDECIDED_BUT_PUBLISHED: Fact.OURS_WITHOUT_OP}
 
 FINDINGS = (*VERDICTS, DAMAGED, *FLAGS)
 FAIL_ON = (*FAULTS, DAMAGED, *FLAGS)  # unless a run is told otherwise
 
 
 def _is_committed(facts: Fact) -> bool:
-    """A final without an op is a decision all the same: a broker writes the op later, and may die before."""
-    return Fact.COMMIT_OP in facts or (Fact.ROLLBACK_OP not in facts and Fact.PUBLISHED in facts)
+    """A broker's final without an op is a decision all the same: it writes the op later, and may die before."""
+    published = Fact.PUBLISHED in facts and Fact.OURS_WITHOUT_OP not in facts
+    return Fact.COMMIT_OP in facts or (Fact.ROLLBACK_OP not in facts and published)
 
 
 def _is_rolled_back(facts: Fact) -> bool:

@@ -11,7 +11,13 @@ from audit.session import session
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory) -> Iterator:
     log = tmp_path_factory.mktemp("spark") / "spark.log"
-    settings = {"spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1"}
+    # What a long run gains by compiling more is lost in one of seconds.
+    java = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    settings = {
+        "spark.driver.memory": "512m",
+        "spark.sql.shuffle.partitions": "1",
+        "spark.driver.extraJavaOptions": java,
+    }
     try:
         with session("local[2]", log=log, settings=settings) as spark:
             yield spark

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from audit import columns, decode, extent
+from audit.columns import Role
 from audit.log_files import LogReader
 from audit.walk import Piece, What
 from storage.formats import check_pass, names, properties
@@ -17,7 +18,7 @@ from storage.formats.record import Record
 from storage.message import StoredMessage, TransactionBits
 from tests.golden.test_own_store import FOLDER as OURS
 from tests.golden.test_rocketmq_stores import FOLDER as BROKERS
-from tests.support.logs import BROKER_HOST, broker_record
+from tests.support.logs import BROKER_HOST, Log, broker_record
 
 STORES = {
     "ours, closed": OURS / "closed.tar.xz",
@@ -30,7 +31,7 @@ STORES = {
 def rows_of(store: Path) -> list[dict]:
     """Every row of a store, and the bytes of its log."""
     log = extent.find_log(str(store))
-    reader = LogReader(log.folder)
+    reader = LogReader(log.uri)
     found = []
     for part in extent.parts(log, split_bytes=100_000):
         for piece in extent.pieces(log, part, reader):
@@ -54,13 +55,18 @@ def expected(raw: bytes, at: int, offset: int, segment: int) -> dict:
     message = records.to_message(record)
     own = properties.decode(record.properties)
     kind = kind_of(message)
-    is_of_one = kind in ("half", "held", "final") or (kind == "delayed" and message.transaction is TransactionBits.COMMIT)
+    is_of_one = kind in ("half", "held", "final") or (
+        kind in ("delayed", "delayed_again") and message.transaction is TransactionBits.COMMIT
+    )
+    transaction_id = own.get("__transactionId__") or (own.get("UNIQ_KEY") if is_of_one else None)
+    half_offsets = list(check_pass.half_offsets(record.body)) if kind == "op" else None
     facts = own.get("__transaction", "")
     return {
         "segment": segment,
         "log_offset": offset,
         "record_bytes": total,
         "kind": kind,
+        "role": int(role_of(kind, record, own, is_known=bool(transaction_id))),
         "damage": None,
         "is_verified": True,
         "topic": record.topic,
@@ -71,13 +77,16 @@ def expected(raw: bytes, at: int, offset: int, segment: int) -> dict:
         "is_commit": message.transaction is TransactionBits.COMMIT,
         "born_at": datetime.fromtimestamp(record.born_at_ms / 1000, UTC),
         "stored_at": datetime.fromtimestamp(record.stored_at_ms / 1000, UTC),
+        "stored_ms": record.stored_at_ms,
         "reconsume_times": record.reconsume_times,
         "prepared_offset": record.prepared_offset,
         "body_bytes": len(record.body),
         "body_crc": record.body_crc,
         "message_id": own.get("UNIQ_KEY"),
-        "transaction_id": own.get("__transactionId__") or (own.get("UNIQ_KEY") if is_of_one else None),
+        "message_hash": decode.hash_of(own.get("UNIQ_KEY", "")) >> 35 if transaction_id else None,
+        "transaction_id": transaction_id,
         "producer_group": own.get("PGROUP"),
+        "group_hash": decode.hash_of(own["PGROUP"]) if "PGROUP" in own else None,
         "real_topic": own.get("REAL_TOPIC"),
         "real_queue_id": int(own["REAL_QID"]) if "REAL_QID" in own else None,
         "key": own.get("KEYS"),
@@ -85,7 +94,8 @@ def expected(raw: bytes, at: int, offset: int, segment: int) -> dict:
         "schedule_id": own.get("__schedule"),
         "check_times": int(own["TRANSACTION_CHECK_TIMES"]) if "TRANSACTION_CHECK_TIMES" in own else None,
         "decision": own.get("__decision"),
-        "half_offsets": list(check_pass.half_offsets(record.body)) if kind == "op" else None,
+        "half_offsets": half_offsets,
+        "first_half_offset": min(half_offsets) if half_offsets else None,
         "message_count": int(facts.partition(":")[2].partition(",")[0]) if facts else None,
         "event": record.body.decode().split('"')[3] if kind == "check" else None,
         "properties": record.properties.decode("utf-8", "replace"),
@@ -96,7 +106,9 @@ def expected(raw: bytes, at: int, offset: int, segment: int) -> dict:
 def kind_of(message: StoredMessage) -> str:
     topic = message.queue.topic
     if topic in ("SCHEDULE_TOPIC_XXXX", names.TIMER_TOPIC):
-        return "retry" if message.system.get("REAL_TOPIC", "").startswith("%RETRY%") else "delayed"
+        if message.system.get("REAL_TOPIC", "").startswith("%RETRY%"):
+            return "retry"
+        return "delayed_again" if "__schedule_so_far" in message.system else "delayed"
     known = {names.HALF_TOPIC: "half", names.OP_TOPIC: "op", names.HELD_TOPIC: "held", names.CHECK_TOPIC: "check"}
     if topic in known:
         return known[topic]
@@ -104,6 +116,25 @@ def kind_of(message: StoredMessage) -> str:
         if topic.startswith(prefix):
             return kind
     return "final" if message.transaction is TransactionBits.COMMIT else "message"
+
+
+def role_of(kind: str, record: Record, own: dict[str, str], *, is_known: bool) -> Role:
+    """`is_known`: is it known of which transaction the record is?"""
+    if kind == "op":
+        return {"commit": Role.COMMIT_OP, "rollback": Role.ROLLBACK_OP, None: Role.PLAIN_OP}[own.get("__decision")]
+    if kind == "check":
+        return Role.RESUMED if b'"event":"resumed"' in record.body else Role(0)
+    if kind == "final" and "__schedule" in own:
+        return Role.ARRIVED
+    found = Role.NAMED if record.prepared_offset else Role.UNNAMED
+    found = {"half": Role.HALF, "held": Role.HELD, "delayed": Role.WAITING, "final": found}.get(kind, Role(0))
+    if kind == "delayed_again":
+        return Role.WAITING_AGAIN if is_known else Role(0)
+    if kind == "delayed" and not is_known:
+        return Role(0)
+    is_final = found in (Role.WAITING, Role.NAMED, Role.UNNAMED)
+    is_ours = record.store_host == records.HOST and int(own["__unit"][:12], 16) > record.prepared_offset
+    return found | (Role.OURS if is_final and is_ours else Role(0))
 
 
 @pytest.mark.parametrize("name", STORES)
@@ -127,7 +158,31 @@ def test_the_kinds_that_a_store_can_hold_are_all_met_in_the_golden_ones(tmp_path
             archive.extractall(tmp_path / name, filter="data")
         found |= {row["kind"] for row in rows_of(tmp_path / name / "store")}
 
-    assert found == set(columns.KINDS)
+    assert found == set(columns.KINDS) - {columns.DELAYED_AGAIN}
+
+
+def test_a_delayed_message_of_no_transaction_is_nothing_to_any():
+    """However many there are: they are all in the one group that has no transaction."""
+    row = row_of(broker_record(0, topic="SCHEDULE_TOPIC_XXXX", properties=b"UNIQ_KEY\x01id\x02REAL_TOPIC\x01orders\x02"))
+
+    assert (row["kind"], row["role"], row["message_hash"], row["transaction_id"]) == ("delayed", 0, None, None)
+
+
+def test_a_half_of_ours_that_a_broker_commits_is_not_a_final_that_we_wrote():
+    """It copies the host and the properties of the half, and with them the unit that the half was in."""
+    log = Log(8_192).ours()
+    half = records.decode(log.data)
+    final = half._replace(physical_offset=log.end, sys_flag=8, prepared_offset=8_192, topic="orders")
+
+    row = row_of(records.encode(final), log.end)
+
+    assert Role(row["role"]) == Role.NAMED
+
+
+def test_different_texts_have_different_hashes():
+    texts = {f"msg_{number:0{width}}" for width in range(1, 30) for number in range(2_000)} | {"", "a", "a" * 200}
+
+    assert len({decode.hash_of(text) for text in texts}) == len(texts)
 
 
 @pytest.mark.parametrize("born", [BROKER_HOST, bytes(range(20))])

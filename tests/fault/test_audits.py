@@ -84,7 +84,7 @@ def spoiled(store: Path, randomness: Random, end: int) -> None:
 
 def rows_of(log: extent.Log, split_bytes: int) -> tuple[list[int], list[tuple[int, int]]]:
     """(log offsets of the records, stretches of damage)"""
-    reader = LogReader(log.folder)
+    reader = LogReader(log.uri)
     records: list[int] = []
     damage: list[tuple[int, int]] = []
     for part in extent.parts(log, split_bytes=split_bytes):
@@ -95,6 +95,13 @@ def rows_of(log: extent.Log, split_bytes: int) -> tuple[list[int], list[tuple[in
                 damage.append((piece.offset, piece.length))
     reader.close()
     return records, damage
+
+
+def accounted_bytes(log: extent.Log) -> int:
+    reader = LogReader(log.uri)
+    found = [piece.length for part in extent.parts(log, split_bytes=3_000) for piece in extent.pieces(log, part, reader)]
+    reader.close()
+    return sum(found)
 
 
 def plain_rows(store: Path, end: int) -> tuple[list[int], list[tuple[int, int]]]:
@@ -137,6 +144,7 @@ def test_of_a_spoiled_store_every_byte_is_accounted_for(tmp_path):
         found = rows_of(log, split_bytes=randomness.choice([500, 3_000, 1 << 20]))
 
         assert (found[0], sorted(found[1])) == plain_rows(store, log.end), f"seed {seed}"
+        assert accounted_bytes(log) == log.end - log.begin, f"seed {seed}"
         damaged += bool(found[1])
 
     assert damaged > 0.3 * READ
@@ -157,12 +165,13 @@ def test_spark_says_of_crashed_and_spoiled_stores_what_the_plain_checker_says(tm
                     spoiled(store, randomness, extent.find_log(str(store)).end)
                 log = extent.find_log(str(store))
                 plain = plain_audit.read_log(store / "commitlog", end=log.end)
-                expected = plain_audit.verdicts(plain.messages, log_begin=log.begin)
+                expected = plain_audit.verdicts(plain, log_begin=log.begin)
 
-                rows, sums = TransactionAudit(spark, log, Scope(), split_bytes=9_000).judge()
+                audit = TransactionAudit(spark, log, Scope(), split_bytes=9_000)
+                rows, sums = audit.judge()
 
                 judged = rows.where("transaction_id is not null").select("transaction_id", "facts").collect()
-                rows.unpersist()
+                audit.release()
                 assert {row["transaction_id"]: verdict(Fact(row["facts"])) for row in judged} == expected, f"seed {seed}"
                 assert (sums.bytes, sums.counts["damaged"]) == (log.end - log.begin, len(plain.damage)), f"seed {seed}"
                 met |= set(expected.values())

@@ -17,15 +17,16 @@ DELAY_TOPICS = (SCHEDULE_TOPIC, names.TIMER_TOPIC)
 
 
 class Read(NamedTuple):
-    """`damage`: (log offset, length) of every stretch that is no whole record."""
+    """`damage`: (log offset, length) of every stretch that is no whole record; `ours`: log offsets of finals that we wrote."""
 
     messages: list[StoredMessage]
     damage: list[tuple[int, int]]
+    ours: set[int]
 
 
 def read_log(folder: Path, *, end: int) -> Read:
     """Every record of the segments in a folder, below `end`, byte by byte where something is wrong."""
-    found = Read([], [])
+    found = Read([], [], set())
     for path in sorted(folder.iterdir()):
         base = int(path.name)
         data = path.read_bytes()
@@ -38,7 +39,8 @@ def _read_segment(data: bytes, base: int, segment_end: int, found: Read) -> None
     while at < len(data):
         step = scan.judge(data, at, base, segment_end=segment_end)
         if isinstance(step, scan.Unit):
-            found.messages.extend(_message(data, place, length) for place, length in step.records)
+            for place, length in step.records:
+                _add(data, place, length, found)
             at = step.end
         elif step.stop is scan.Stop.END_OF_FILE:
             return
@@ -77,7 +79,7 @@ def _read_damaged(data: bytes, begin: int, end: int, base: int, found: Read) -> 
     for place, length in sorted(kept):
         if place > at:
             found.damage.append((base + at, place - at))
-        found.messages.append(_message(data, place, length))
+        _add(data, place, length, found)
         at = place + length
     if at < end:
         found.damage.append((base + at, end - at))
@@ -100,8 +102,13 @@ def _unit_of(data: bytes, end: int) -> int | None:
     return None
 
 
-def _message(data: bytes, at: int, length: int) -> StoredMessage:
-    return records.to_message(records.decode(data[at : at + length]))
+def _add(data: bytes, at: int, length: int, found: Read) -> None:
+    record = records.decode(data[at : at + length])
+    found.messages.append(records.to_message(record))
+    # A broker that commits a half of ours copies its host, and the unit that the half was in.
+    text = properties.decode(record.properties).get(properties.UNIT, "")
+    if record.store_host == records.HOST and text and int(text[:12], 16) > record.prepared_offset:
+        found.ours.add(record.physical_offset)
 
 
 # ------------------------------------------------------------------------------------------------------------- verdicts
@@ -113,6 +120,7 @@ class Transaction:
     def __init__(self) -> None:
         self.halves: list[StoredMessage] = []
         self.finals: list[StoredMessage] = []  # in their real topics, or waiting for their time
+        self.again: list[StoredMessage] = []  # copies of those that wait, stored before their segment went
         self.deliveries: list[StoredMessage] = []  # of those that waited
         self.decisions: list[tuple[int, str | None]] = []  # log offset, what was decided
         self.named: list[int] = []  # the numbers of halves that ops name
@@ -120,12 +128,12 @@ class Transaction:
         self.resumed: list[int] = []
 
 
-def verdicts(messages: list[StoredMessage], *, log_begin: int = 0) -> dict[str, str]:
+def verdicts(read: Read, *, log_begin: int = 0) -> dict[str, str]:
     """The verdict of each transaction."""
-    transactions = collect(messages)
+    transactions = collect(read.messages)
     numbers = [half.queue_offset for one in transactions.values() for half in one.halves]
     first_number = min(numbers, default=None)
-    return {key: verdict(one, log_begin, first_number) for key, one in transactions.items()}
+    return {key: verdict(one, log_begin, first_number, read.ours) for key, one in transactions.items()}
 
 
 def collect(messages: list[StoredMessage]) -> dict[str, Transaction]:
@@ -157,6 +165,9 @@ def collect(messages: list[StoredMessage]) -> dict[str, Transaction]:
             if own_id is not None:
                 found.setdefault(own_id, Transaction())
         elif message.transaction is TransactionBits.COMMIT:
+            if topic in DELAY_TOPICS and "__schedule_so_far" in message.system:
+                found[_id(message)].again.append(message)
+                continue
             is_delivery = properties.SCHEDULE_ID in message.system and topic not in DELAY_TOPICS
             names_none = message.prepared_log_offset == 0 and message.message_id not in begins and topic not in DELAY_TOPICS
             one = found[_id(message)]
@@ -169,7 +180,7 @@ def _id(message: StoredMessage) -> str:
     return message.system.get(properties.TRANSACTION_ID) or message.message_id
 
 
-def verdict(one: Transaction, log_begin: int, first_number: int | None) -> str:
+def verdict(one: Transaction, log_begin: int, first_number: int | None, ours: set[int]) -> str:
     said = {decision for _, decision in one.decisions}
     published = one.finals + one.deliveries
     if not one.halves:
@@ -178,7 +189,7 @@ def verdict(one: Transaction, log_begin: int, first_number: int | None) -> str:
         return "rolled_back_but_delivered"
     moments = [offset for offset, _ in one.decisions] + [final.log_offset or 0 for final in one.finals + _unnamed(one)]
     is_late = bool(one.held) and bool(moments) and min(moments) > min(one.held)
-    if "commit" in said or published:
+    if "commit" in said or (published and not is_published_undecided(one, ours)):
         messages = {half.message_id for half in one.halves}
         finals = Counter(final.message_id for final in one.finals)
         if not messages <= finals.keys():
@@ -195,6 +206,11 @@ def verdict(one: Transaction, log_begin: int, first_number: int | None) -> str:
     return "undecided_held" if one.held and max(one.held) > max(one.resumed, default=-1) else "undecided"
 
 
+def is_published_undecided(one: Transaction, ours: set[int]) -> bool:
+    """This service writes a final and its op together; a broker may have come no further than the final."""
+    return bool(one.halves) and not one.decisions and any(final.log_offset in ours for final in one.finals + _unnamed(one))
+
+
 def _unnamed(one: Transaction) -> list[StoredMessage]:
     return [delivery for delivery in one.deliveries if properties.SCHEDULE_ID not in delivery.system]
 
@@ -202,7 +218,7 @@ def _unnamed(one: Transaction) -> list[StoredMessage]:
 def _began_before(one: Transaction, log_begin: int, first_number: int | None) -> bool:
     if log_begin == 0:
         return False
-    prepared = [final.prepared_log_offset for final in one.finals + one.deliveries if final.prepared_log_offset]
+    prepared = [final.prepared_log_offset for final in one.finals + one.again + one.deliveries if final.prepared_log_offset]
     if prepared:
         return min(prepared) < log_begin
     if one.named:

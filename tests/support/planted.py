@@ -101,6 +101,21 @@ def _final_alone(shop: Transactions, halves: Begun) -> None:
     shop.log.append(*shop.finals(halves))
 
 
+def _foreign_id(shop: Transactions, halves: Begun) -> None:
+    """In the last final's place stands another message, which nobody began."""
+    finals = shop.finals(halves)
+    shop.commit(halves, [*finals[:-1], changed(finals[-1], message_id=f"msg_foreign_{shop.log.end}")])
+
+
+def _put_back_again(shop: Transactions, halves: Begun) -> None:
+    """Those that wait, stored again before retention drops the segment they wait in; it has not gone yet."""
+    waiting = _delayed(shop, halves)
+    shop.commit(halves, waiting)
+    for message in waiting:
+        waited = stored(message, queue_offset=0, stored_at_ms=shop.log.now_ms, log_offset=0)
+        shop.log.append(scheduled_message.put_back(waited, shop.log.now_ms, scheduled_message.SoFar(revision=2)))
+
+
 def _half_again(shop: Transactions, halves: Begun) -> None:
     """Stored again, as before its segment expires."""
     shop.log.append(*halves)
@@ -118,13 +133,14 @@ def _name_another(shop: Transactions, halves: Begun) -> None:
 # name -> (verdict, what is done after the begin). Each stands with one message and with three.
 FATES: dict[str, tuple[str, Callable[[Transactions, Begun], None]]] = {
     "committed": ("committed_once", _commit),
-    "final_alone": ("committed_once", _final_alone),
+    "delayed_again": ("committed_once", _put_back_again),
     "half_again": ("committed_once", _half_again),
     "delayed": ("committed_once", _commit_delayed),
     "delayed_still": ("committed_once", lambda shop, halves: _commit_delayed(shop, halves, 0)),
     "resumed_committed": ("resolved_late", lambda shop, halves: (_resume(shop, halves), shop.commit(halves))),
     "rolled_back": ("rolled_back_clean", _roll_back),
     "undecided": ("undecided", _nothing),
+    "final_alone": ("undecided", _final_alone),
     "resumed": ("undecided", _resume),
     "held": ("undecided_held", lambda shop, halves: shop.hold(halves)),
     "late": ("resolved_late", _hold_then(_commit)),
@@ -135,12 +151,13 @@ FATES: dict[str, tuple[str, Callable[[Transactions, Begun], None]]] = {
     "twice_and_never": ("final_missing", _one_message_twice_another_never),
     "often_and_never": ("final_missing", _one_message_often_another_never),
     "missing": ("final_missing", _commit_without),
+    "foreign_id": ("final_missing", _foreign_id),
     "back_but_published": ("rolled_back_but_delivered", _roll_back_and_publish),
     "back_after_commit": ("rolled_back_but_delivered", _commit_then_roll_back),
     "altered": ("committed_once", _alter),
     "wrong_half": ("committed_once", _name_another),
 }
-FLAGGED = {"altered": "altered", "wrong_half": "wrong_half"}
+FLAGGED = {"altered": "altered", "wrong_half": "wrong_half", "final_alone": "undecided_but_published"}
 
 
 def plant(

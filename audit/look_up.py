@@ -1,0 +1,65 @@
+"""What an audit looks up in a log without Spark: single records, and what its beginning tells."""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from audit import columns, decode, extent
+from audit.extent import Log
+from audit.log_files import LogReader
+from audit.walk import What
+from storage.formats import record as records
+
+_BEGINNING_BYTES = 64 << 20
+_STEP_BYTES = 8 << 20
+
+
+def rows_at(log: Log, offsets: Iterable[int], wanted: Sequence[str]) -> dict[int, dict[str, Any]]:
+    """The records at these log offsets, where records were found before, with these columns."""
+    reader = LogReader(log.uri)
+    found = {}
+    try:
+        for offset in sorted(set(offsets)):
+            segment = next(one for one in log.folder.segments if one.base_offset <= offset < one.end_offset)
+            read = partial(reader.read, segment)
+            total, _ = records.start(read(offset, records.END_OF_FILE_BYTES))
+            row = decode.row_at(read(offset, total), offset, wanted)
+            if row is not None:
+                found[offset] = row
+        return found
+    finally:
+        reader.close()
+
+
+def has_brokers_records(log: Log) -> bool:
+    """Does any segment begin with a record that is not ours? One that a broker went on in shows later, by its ops."""
+    reader = LogReader(log.uri)
+    try:
+        for segment in log.folder.segments:
+            raw = reader.read(segment, segment.base_offset, records.FIXED_BYTES)
+            if segment.base_offset < log.end and any(raw) and not decode.is_ours(raw):
+                return True
+        return False
+    finally:
+        reader.close()
+
+
+def first_half_number(log: Log) -> tuple[int | None, bool]:
+    """(the number of the first half that the log has, is that known?); so far as the log's beginning shows it.
+
+    Numbers rise along the log: no half behind it has a smaller one.
+    """
+    reader = LogReader(log.uri)
+    wanted = columns.arrow_schema(("kind", "queue_offset"))
+    try:
+        for part in extent.parts(log, split_bytes=_STEP_BYTES):
+            if part.begin - log.begin >= _BEGINNING_BYTES:
+                return None, False
+            for piece in extent.pieces(log, part, reader):
+                for batch in decode.batches(piece, part.begin, wanted) if piece.what is What.RECORDS else ():
+                    kinds, numbers = (column.to_pylist() for column in batch.columns)
+                    if columns.HALF in kinds:
+                        return numbers[kinds.index(columns.HALF)], True
+        return None, True
+    finally:
+        reader.close()
