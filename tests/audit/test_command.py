@@ -1,6 +1,7 @@
 """`escrowmq audit run` as a person or a job runs it: its exit status says what was found."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from audit.java import fits, parse_version
+from tests.support.builders import message
+from tests.support.logs import broker_record
 from tests.support.planted import FLAGGED, plant
+from tests.support.written_log import Transactions, WrittenLog
 
 ESCROWMQ = Path(sys.executable).with_name("escrowmq")
 
@@ -19,21 +23,80 @@ def audit(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+RUNS = """
+import sys
+from cli.main import main
+for line in sys.stdin.read().splitlines():
+    sys.argv = ["escrowmq", "audit", "run", "--master", "local[2]", *line.split()]
+    try:
+        main()
+    except SystemExit as ended:
+        print("ended with", ended.code, flush=True)
+"""
+
+
 @pytest.mark.xdist_group("spark")
-def test_a_run_with_findings_ends_with_1_and_writes_its_report(tmp_path):
-    _, truth = plant(tmp_path / "store", times=1)
+def test_the_exit_status_says_what_came_of_it(tmp_path):
+    """One process for all, since Java takes seconds to start."""
+    _, truth = plant(tmp_path / "planted", times=1)
+    shop = Transactions(WrittenLog(tmp_path / "clean"))
+    shop.commit(shop.begin("honest"))
+    shop.log.close()
+    pretended_in_the_second_part(tmp_path / "deceived")
+    lines = [
+        "--log clean --json clean.json",
+        "--log planted --json planted.json",
+        "--log clean --producer-group nobody",
+        f"--log clean --json {'x' * 255}",
+        "--log deceived --split-mb 1",
+    ]
 
-    done = audit("--log", "store", "--json", "report.json", "--master", "local[2]", cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", RUNS],
+        input="\n".join(lines),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        # In runs of seconds compiling more costs more than it gains.
+        env={
+            **os.environ,
+            "TMPDIR": str(scratch_of(tmp_path)),
+            "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        },
+    )
 
-    assert done.returncode == 1, done.stderr
-    report = json.loads((tmp_path / "report.json").read_text("utf-8"))
+    assert [line for line in done.stdout.splitlines() if line.startswith("ended")] == [
+        f"ended with {status}" for status in (0, 1, 2, 3, 4)
+    ], done.stderr
+    report = json.loads((tmp_path / "planted.json").read_text("utf-8"))
     assert report["begun"] == len(truth)
     assert report["balanced"] is True
     assert report["findings"]["total"] == sum(report["findings"]["by_verdict"].values()) > len(FLAGGED)
-    assert (report["run"]["exit_status"], report["run"]["log"]) == (1, "store")
+    assert (report["run"]["exit_status"], report["run"]["log"]) == (1, "planted")
     assert f"{len(truth)} transactions" in done.stdout
     assert "rolled_back_but_delivered" in done.stdout
+    assert "no transaction in the log is of nobody" in done.stderr
+    assert "File name too long" in done.stderr
+    assert "It does NOT balance" in done.stdout
     assert "WARN" not in done.stderr, "Java and Spark speak into their own file"
+    left = {path.name.partition("-audit-")[0] for path in scratch_of(tmp_path).iterdir()}
+    assert left <= {"escrowmq", "hsperfdata_root"}, "of the run that failed"
+
+
+def scratch_of(folder: Path) -> Path:
+    scratch = folder / "scratch"
+    scratch.mkdir(exist_ok=True)
+    return scratch
+
+
+def pretended_in_the_second_part(root: Path) -> None:
+    """A body that looks like a record of its own place, where one part ends and another begins."""
+    log = WrittenLog(root, segment_bytes=1 << 22)
+    header_bytes, padding = 88, 1 << 20
+    log.append(message(bytes(padding) + broker_record(log.end + header_bytes + padding, b"pretended")))
+    log.close()
 
 
 def test_where_there_is_no_log_it_ends_with_3_and_says_so(tmp_path):
@@ -44,7 +107,17 @@ def test_where_there_is_no_log_it_ends_with_3_and_says_so(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("options", [(), ("--log", ".", "--fail-on", "everything"), ("--log", ".", "--from", "yesterday")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--log", ".", "--fail-on", "everything"),
+        ("--log", ".", "--from", "yesterday"),
+        ("--log", ".", "--from", "2026-01-02", "--to", "2026-01-01"),
+        ("--log", ".", "--json", "nowhere/report.json"),
+        ("--log", ".", "--json", "."),
+    ],
+)
 def test_wrong_usage_ends_with_2(tmp_path, options):
     assert audit(*options, cwd=tmp_path).returncode == 2
 
