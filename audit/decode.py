@@ -66,19 +66,6 @@ _NAMES = {
     "unit": properties.UNIT,
 }
 # What a column is made of beside its own property.
-_OF_KIND = ("real_topic", "so_far")
-_OF_IDENTITY = ("own_id", "message_id", *_OF_KIND)
-_NEEDS = {
-    "kind": _OF_KIND,
-    "transaction_id": _OF_IDENTITY,
-    "role": (*_OF_IDENTITY, "decision", "schedule_id", "unit"),
-    "message_hash": _OF_IDENTITY,
-    "group_hash": ("producer_group",),
-    "message_count": ("message_count",),
-    "half_offsets": _OF_KIND,
-    "first_half_offset": _OF_KIND,
-    "event": _OF_KIND,
-}
 # By their message id, where a broker wrote them.
 _IDENTIFIED = (columns.HALF, columns.HELD, columns.FINAL, columns.DELAYED, columns.DELAYED_AGAIN)
 _WAITING = (columns.DELAYED, columns.DELAYED_AGAIN)
@@ -101,7 +88,7 @@ def batches(piece: Piece, segment_base: int, schema: pa.Schema) -> Iterable[pa.R
     """The records of a piece as rows with the columns of the schema, in log order."""
     for at in range(0, len(piece.record_offsets), BATCH_RECORDS):
         some = slice(at, at + BATCH_RECORDS)
-        rows = Rows(piece, piece.record_offsets[some], piece.record_bytes[some], segment_base, schema.names)
+        rows = Rows(piece, piece.record_offsets[some], piece.record_bytes[some], segment_base)
         if len(rows.at):
             yield pa.RecordBatch.from_arrays([rows.column(field) for field in schema], schema=schema)
         yield from stretches(rows.malformed, segment_base, schema)
@@ -149,7 +136,7 @@ def is_ours(raw: bytes) -> bool:
 class Rows:
     """Some records of a window, of which columns are asked for. `at`: where in the window each begins."""
 
-    def __init__(self, piece: Piece, offsets: Ints, lengths: Ints, segment_base: int, wanted: Sequence[str]) -> None:
+    def __init__(self, piece: Piece, offsets: Ints, lengths: Ints, segment_base: int) -> None:
         self._raw = np.frombuffer(piece.window, np.uint8)
         self._window_offset = piece.window_offset
         self._segment_base = segment_base
@@ -158,7 +145,6 @@ class Rows:
         self.at = offsets - piece.window_offset
         self._lengths = lengths
         self._find_fields()
-        self._wanted = {need for name in wanted for need in (*_NEEDS.get(name, ()), name)}
 
     def column(self, field: pa.Field) -> pa.Array:
         name = field.name
@@ -228,10 +214,10 @@ class Rows:
         return texts, np.frombuffer(held, np.uint8)[: bounds[-1]] if held else np.empty(0, np.uint8), bounds
 
     @cached_property
-    def _found(self) -> dict[str, Spans]:
-        """Where in the properties the values stand that the wanted columns are made of."""
+    def _found(self) -> "Values":
+        """Where in the properties the values stand that columns are made of."""
         _, data, bounds = self._properties
-        return _values(data, bounds, {name: _NAMES[name] for name in self._wanted if name in _NAMES})
+        return Values(data, bounds, _NAMES)
 
     # ------------------------------------------------------------------------------------------------------------ texts
 
@@ -474,27 +460,36 @@ def _strings(data: pa.Array, is_there: Flags | None = None) -> pa.Array:
     return texts
 
 
-def _values(data: Bytes, bounds: Ints, names: dict[str, str]) -> dict[str, Spans]:
-    """Where the values of these properties stand, for each record; `bounds`: where the properties of each begin.
+class Values:
+    """Where the values of properties stand, for each record; looked for when somebody asks.
 
-    Of a name that stands twice the last counts, as RocketMQ reads it. An item without a value is none.
+    `bounds`: where the properties of each record begin; `names`: of the properties, by column. Of a name that stands twice the
+    last counts, as RocketMQ reads it. An item without a value is none.
     """
-    begins, ends, owners = _items(data, bounds)
-    padded = np.concatenate([data, np.zeros(8, np.uint8)])
-    words = _words(padded, begins)
-    lengths = ends - begins
-    found = {}
-    for column, name in names.items():
-        key = (name + properties.NAME_END).encode()
-        hits = np.flatnonzero((words & _mask(key) == _word(key)) & (lengths > len(key)))
+
+    def __init__(self, data: Bytes, bounds: Ints, names: dict[str, str]) -> None:
+        self._names = names
+        self._count = len(bounds) - 1
+        self._begins, self._ends, self._owners = _items(data, bounds)
+        self._lengths = self._ends - self._begins
+        self._padded = np.concatenate([data, np.zeros(8, np.uint8)])
+        self._words = _words(self._padded, self._begins)
+        self._known: dict[str, Spans] = {}
+
+    def __getitem__(self, column: str) -> Spans:
+        if column not in self._known:
+            self._known[column] = self._find((self._names[column] + properties.NAME_END).encode())
+        return self._known[column]
+
+    def _find(self, key: bytes) -> Spans:
+        hits = np.flatnonzero((self._words & _mask(key) == _word(key)) & (self._lengths > len(key)))
         for at in range(8, len(key), 8):  # the rest of a longer name, eight bytes at a time
             at = min(at, len(key) - 8)
-            hits = hits[_words(padded, begins[hits] + at) == _word(key[at:])]
-        value_begins, value_ends = np.zeros(len(bounds) - 1, np.int64), np.zeros(len(bounds) - 1, np.int64)
-        value_begins[owners[hits]] = begins[hits] + len(key)
-        value_ends[owners[hits]] = ends[hits]
-        found[column] = value_begins, value_ends
-    return found
+            hits = hits[_words(self._padded, self._begins[hits] + at) == _word(key[at:])]
+        begins, ends = np.zeros(self._count, np.int64), np.zeros(self._count, np.int64)
+        begins[self._owners[hits]] = self._begins[hits] + len(key)
+        ends[self._owners[hits]] = self._ends[hits]
+        return begins, ends
 
 
 def _hexadecimals(data: Bytes, places: Ints) -> Ints:
