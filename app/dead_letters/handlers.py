@@ -58,10 +58,6 @@ async def redrive(services: Services, call: Call, group: str) -> Reply:
     services.consumer_groups.get(group)
     given = call.decode(_decoder)
     wanted = _wanted(given)
-    if given.dry_run:
-        found = await services.delivery.dead_letters.count(group, wanted)
-        total = found if wanted.message_ids is None else len(wanted.message_ids)
-        return reply(200, RedrivePreview(dry_run=True, total=total, failed=total - found or UNSET))
     request = Redrive(
         wanted=wanted,
         reset_attempts=given.reset_attempts,
@@ -69,6 +65,10 @@ async def redrive(services: Services, call: Call, group: str) -> Reply:
         idempotency_key=call.idempotency_key,
         fingerprint=sha256(call.body).hexdigest(),
     )
+    if given.dry_run:
+        found = await services.delivery.dead_letters.count(group, wanted)
+        total = found if wanted.message_ids is None else len(wanted.message_ids)
+        return reply(200, RedrivePreview(dry_run=True, total=total, failed=total - found or UNSET))
     task, is_replay = await services.delivery.dead_letters.redrive(group, request)
     headers = {"Location": f"/v1/tasks/{task.task_id}"} | ({"Idempotency-Replayed": "true"} if is_replay else {})
     return reply(202, task_view(task, services.clock.wall_ms()), headers)

@@ -214,6 +214,8 @@ def test_a_redrive_by_id_names_the_ids_that_it_did_not_find_and_one_that_runs_sa
     assert task["failures"] == [{"message_id": "msg_nobody", "code": "message_not_found"}]
     slow = {"select": "query", "reason_contains": "down", "from": "2020-01-01T00:00:00.000Z", "max_per_second": 1}
     assert ok(api.post(path, json=slow | {"dry_run": True})) == {"dry_run": True, "total": 1}
+    refused = api.post(path, json=slow | {"dry_run": True}, headers={"Idempotency-Key": "two words"})
+    assert_problem(refused, 422, "validation_failed")
     running = ok(api.post(path, json=slow), 202)
     assert (running["state"], running["total"], running["done"]) == ("running", 1, 0)
     assert 0 < running["eta_ms"] <= 1_000

@@ -18,7 +18,7 @@ STORE_CYCLES = 20_000 if FULL else 1_000
 STORE_SHARDS = 20
 SERVICE_CYCLES = 2_000 if FULL else 50
 SERVICE_SHARDS = 2
-KILLS_BETWEEN = 50 if FULL else 5  # at each failpoint
+KILLS_BETWEEN = 50 if FULL else 3  # at each failpoint
 REPOSITORY = Path(__file__).parents[2]
 
 
