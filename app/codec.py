@@ -30,7 +30,7 @@ _NUMBER_OR_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|-?[0-9][0-9.eE+-]*+'
 _STEPS = np.zeros(256, np.int8)  # one level deeper, one up
 _STEPS[list(b"[{")] = 1
 _STEPS[list(b"]}")] = -1
-_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,19}")
+_WHOLE_NUMBER = re.compile("-?[0-9]+")
 _MAX_SHOWN = 500  # of a name that somebody made up
 
 # msgspec's sentences, by what they begin with or hold, and the code that the field error gets.
