@@ -512,7 +512,7 @@ def routes() -> Iterator[Case]:
         "/V1/topics",
         "/v1/schedules/",
         "/v1/transactions/{open}/past",
-        "/v1/groups/billing/leases",
+        "/v1/groups/billing/past",
         "/v1/%74opics/",
         "/favicon.ico",
         "/docs/assets/nothing.js",
