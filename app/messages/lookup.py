@@ -26,15 +26,9 @@ _BYTES = "application/octet-stream"
 
 async def get(services: Services, call: Call, message_id: str) -> Reply:
     query = call.parameters(MessageQuery)
-    try:
-        return reply(200, message_view(await _find(services, message_id), query.payload))
-    except Refusal as refusal:
-        if refusal.code != "message_not_found":
-            raise
-    waiting = await _waiting(services, message_id)
-    if waiting is None:  # there is none, or it was delivered between the two looks
-        return reply(200, message_view(await _find(services, message_id), query.payload))
-    schedule, message = waiting
+    message, schedule = await _stored_or_waiting(services, message_id)
+    if schedule is None:
+        return reply(200, message_view(message, query.payload))
     view = message_view(message, query.payload, KnownMessage)
     view.topic, view.queue_id, view.queue_offset = schedule.topic, UNSET, UNSET
     view.schedule_id, view.deliver_at = schedule.schedule_id, codec.rfc3339(schedule.due_ms)
@@ -43,7 +37,7 @@ async def get(services: Services, call: Call, message_id: str) -> Reply:
 
 async def get_payload(services: Services, call: Call, message_id: str) -> Reply:
     """The body as it was sent, or the range of it that is asked for."""
-    message = await _find(services, message_id)
+    message, _ = await _stored_or_waiting(services, message_id)
     body = message.body
     content_type = message.system.get(properties.CONTENT_TYPE, _BYTES)
     headers = {
@@ -126,8 +120,20 @@ async def _find(services: Services, message_id: str) -> StoredMessage:
     return found[0]
 
 
-async def _waiting(services: Services, message_id: str) -> tuple[Schedule, StoredMessage] | None:
-    """The message that waits for its time, and its schedule; None where none of this id does. Raises Refusal record_corrupt."""
+async def _stored_or_waiting(services: Services, message_id: str) -> tuple[StoredMessage, Schedule | None]:
+    """The message; with its schedule, where it waits for its time. Raises as `_find`."""
+    try:
+        return await _find(services, message_id), None
+    except Refusal as refusal:
+        if refusal.code != "message_not_found":
+            raise
+    waiting = await _waiting(services, message_id)
+    # Where there is none, it may have been delivered between the two looks.
+    return waiting or (await _find(services, message_id), None)
+
+
+async def _waiting(services: Services, message_id: str) -> tuple[StoredMessage, Schedule] | None:
+    """None where no message of this id waits for its time. Raises Refusal record_corrupt."""
     try:
         schedule = await services.schedules.get(f"sch_{message_id.removeprefix('msg_')}")
     except UnknownSchedule:
@@ -139,7 +145,7 @@ async def _waiting(services: Services, message_id: str) -> tuple[Schedule, Store
         (message,) = await services.store.read(queue, queue_offset, max_messages=1, max_bytes=1)
     except CorruptRecord as damage:
         raise Refusal("record_corrupt", f"the message {message_id[:100]} is damaged") from damage
-    return schedule, message
+    return message, schedule
 
 
 def _lookup(services: Services) -> KeyLookup:

@@ -98,6 +98,7 @@ def test_a_waiting_message_is_in_no_queue_and_under_no_key_and_is_shown_where_th
     same = ("message_id", "topic", "schedule_id", "deliver_at", "stored_at")
     assert {name: shown[name] for name in same} == {name: receipt[name] for name in same}
     assert (shown["payload"], shown["key"], shown["properties"]) == ("x", "waits", {})
+    assert api.get(f"{sent.headers['location']}/payload").content == b"x"
 
     ok(api.delete(f"/v1/schedules/{receipt['schedule_id']}"))
     assert_problem(api.get(sent.headers["location"]), 404, "message_not_found")
