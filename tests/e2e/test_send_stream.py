@@ -112,7 +112,8 @@ def test_a_file_can_be_sent_as_it_is(api, topic):
         ("rmq_sys_x", {}, 422, "reserved_topic"),
         ("", {"Content-Type": "text/plain"}, 415, "unsupported_media_type"),
         ("", {"Idempotency-Key": "with a space"}, 422, "validation_failed"),
-        ("", {"Content-Encoding": "gzip"}, 415, "unsupported_media_type"),
+        ("", {"Content-Encoding": "br"}, 415, "unsupported_media_type"),
+        ("", {"Content-Encoding": "gzip"}, 400, "malformed_request"),
     ],
 )
 def test_what_is_wrong_with_all_of_it_is_refused_as_any_request(api, topic, topic_name, headers, status, code):
