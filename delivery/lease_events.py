@@ -73,7 +73,7 @@ class LeaseEvent(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="eve
 
 
 class Leased(LeaseEvent, frozen=True, tag="leased"):
-    """Messages were handed out together.
+    """Messages were handed out together; or none, where all that came from the retry topic were withdrawn.
 
     `arrived`: how many came from the retry topic for the first time, by the queue of their first delivery ("orders/2"). An
     earlier version counted these, and the `waiting` of a retry, by topic.

@@ -148,9 +148,10 @@ class Positions:
                 continue
         found = [await self._lag_of(group, queue) for queue in queues]
         retries = found[0]
-        # Those that lie in the retry topic by now are ready; how many these are of each topic is known once they are read.
-        waiting = max(0, sum(leases.waiting.values()) - retries.ready)
-        return found, waiting
+        known = leases.find(retries.queue)
+        again = 0 if known is None else sum(slot.attempt > 0 for slot in known.slots.in_states((State.OPEN,), 0))
+        # Those that lie in the retry topic unmet are ready; of which queues they are is known once they are read.
+        return found, max(0, sum(leases.waiting.values()) - (retries.ready - again))
 
     async def _lag_of(self, group: str, queue: QueueId) -> QueueLag:
         bounds = await self._store.offsets(queue)

@@ -177,9 +177,10 @@ class Receiving:
                 taking.take_back()
                 self._waiters.wake(group)
                 raise
-        if not taking.taken:
+        if not taking.taken and not taking.arrived:
             taking.told()
             return []
+        attempt_id = request.attempt_id if taking.taken else None
         until_ms = now.wall_ms + request.lease_ms
         scans, passed = taking.scans()
         event = Leased(
@@ -192,7 +193,7 @@ class Receiving:
             passed=passed,
             arrived=taking.arrived,
             worker=request.worker,
-            attempt_id=request.attempt_id,
+            attempt_id=attempt_id,
         )
         try:
             await self._journal.append([], [event], Durability.BUFFERED, applies=False)
@@ -201,10 +202,10 @@ class Receiving:
             self._waiters.wake(group)
             raise
         taking.told()
-        if request.attempt_id is not None:
+        if attempt_id is not None:
             places = [(one.queue.index, one.offset) for one in taking.taken]
             attempt = Attempt(taking.lease, until_ms, taking.deadline_ms, places)
-            taking.leases.note_attempt(request.attempt_id, attempt, now.monotonic_ms)
+            taking.leases.note_attempt(attempt_id, attempt, now.monotonic_ms)
         if taking.is_full:
             self._waiters.wake(group)  # there may be more
         return self._handed_out(taking.taken, taking.lease, until_ms)
@@ -301,6 +302,8 @@ class Receiving:
                 if slot.state != State.OPEN:
                     pass  # it was settled meanwhile
                 elif message is None or not self._is_to_come(taking.leases, queue, rules, message, slot.attempt):
+                    if message is not None and not slot.attempt:
+                        self._first_attempt(taking, queue, message)  # it has come back, though nobody gets it
                     queue.settle_taken(offset)
                 elif slot.attempt >= rules.max_attempts:
                     exhausted.append(Taken(queue, offset, slot.attempt, message))
@@ -372,8 +375,7 @@ class Receiving:
             if queue.is_retry and not self._is_current(taking.leases, message):
                 continue
             if self._withdrawn.is_withdrawn(message):
-                if queue.is_retry:
-                    self._first_attempt(taking, queue, message)  # it has come back, though nobody gets it
+                self._first_attempt(taking, queue, message)  # it has come back, though nobody gets it
                 continue
             if not taking.fits(message):
                 end = offset
@@ -394,9 +396,10 @@ class Receiving:
         """Of a message that is handed out from here for the first time."""
         if not queue.is_retry:
             return 1
-        origin = str(retry_message.origin_of(message).queue)
-        taking.arrived[origin] = taking.arrived.get(origin, 0) + 1
-        taking.leases.note_arrived({origin: 1})
+        if self._is_current(taking.leases, message):
+            origin = str(retry_message.origin_of(message).queue)
+            taking.arrived[origin] = taking.arrived.get(origin, 0) + 1
+            taking.leases.note_arrived({origin: 1})
         return retry_message.attempts_of(message) + 1
 
     def _is_to_come(

@@ -1003,6 +1003,68 @@ def test_lag_counts_what_is_ready_leased_and_waiting():
     in_house(life)
 
 
+async def waiting_in(house: House) -> int:
+    assert house.rules is not None
+    return (await house.delivery.lag(GROUP, house.rules))[1]
+
+
+def test_lag_counts_a_retry_that_is_open_again_beside_those_that_wait():
+    async def life(house: House) -> None:
+        await house.send("a", "b")
+        (a,) = await house.receive(1)
+        await house.nack(a, delay_ms=100)
+        await house.pass_time(200)
+        given = {one.message.message_id: one for one in await house.receive()}
+        await house.nack(given["b"], delay_ms=60_000)
+        await house.pass_time(1_100)  # the lease of the other ends
+
+        assert await waiting_in(house) == 1
+
+    in_house(life)
+
+
+def test_lag_counts_a_retry_once_though_its_grant_could_not_be_noted():
+    async def life(house: House) -> None:
+        await house.send("a")
+        await house.nack(*await house.receive(), delay_ms=100)
+        await house.pass_time(200)
+        house.delivery._journal.append = failing  # type: ignore[method-assign]
+        with pytest.raises(StorageFull):
+            await house.receive()
+        del house.delivery._journal.append  # type: ignore[attr-defined]
+        assert await waiting_in(house) == 0
+
+        assert await house.names() == [("a", 2)]
+        assert await waiting_in(house) == 0
+
+    async def failing(*_: object, **__: object) -> None:
+        raise StorageFull
+
+    in_house(life)
+
+
+@pytest.mark.parametrize("snapshots", [False, True])
+def test_lag_counts_no_retry_that_was_withdrawn_and_has_come_back(snapshots):
+    async def first_life(house: House) -> None:
+        await house.send("a", "b")
+        await house.nack(*await house.receive(), delay_ms=100)
+        house.withdrawn.add("a")
+        house.withdrawn.add("b")
+        await house.pass_time(200)
+        assert await house.receive() == []
+        assert await waiting_in(house) == 0
+        if snapshots:
+            await house.delivery.save_snapshot()
+        await house.send("c")
+        await house.nack(*await house.receive(), delay_ms=60_000)
+        assert await waiting_in(house) == 1
+
+    async def second_life(house: House) -> None:
+        assert await waiting_in(house) == 1
+
+    in_house(first_life, second_life)
+
+
 # ------------------------------------------------------------------------------------------------------------- trouble
 
 
