@@ -259,7 +259,7 @@ def test_every_key_is_known_after_kill_9(tmp_path):
             lambda: send(api, "orders", "k", {"json": 1}),
             lambda: send_batch(api, "orders", "k", partly),
             lambda: send_raw(api, "orders", "k", b"3", **{"Message-Tag": "t"}),
-            lambda: begin(api, "orders", "k"),
+            lambda: begin(api, "orders", "k", check={"first_after_ms": 3_600_000}),
         ]
         before = [request() for request in requests]
         server.kill()
