@@ -412,8 +412,10 @@ class TransactionMachine(RuleBasedStateMachine):
             outcome = await asking
         except TransactionConflict as conflict:
             call.answer = (TxnState(conflict.state), Resolver(conflict.resolved_by))
-        except (UnknownTransaction, CheckNotOpen):
+        except UnknownTransaction:
             assert not txn.is_sure, f"{txn.transaction_id} was begun and is not known"
+        except CheckNotOpen:
+            assert not txn.is_sure or self._is_not_due(txn), f"a check of {txn.transaction_id} was asked and is not known"
         else:
             if done is None:
                 replayed = getattr(outcome, "replayed", None)
@@ -423,6 +425,14 @@ class TransactionMachine(RuleBasedStateMachine):
         if call.answer is not None or not self.world.disk.is_off:
             call.ended = self._next_moment()
         return call
+
+    def _is_not_due(self, txn: Txn) -> bool:
+        """Was its check handed out by a clock that was ahead, and nobody knows it any more, after a crash or its decision?"""
+        known = self.coordinator.table.get(txn.transaction_id)
+        if known is None:
+            return True  # decided, and forgotten
+        until_ms = self.world.clock.wall_ms() if known.resolved_at_ms is None else known.resolved_at_ms
+        return known.asked_at_ms is None and known.next_check_at_ms > until_ms
 
     @asynccontextmanager
     async def _sweeping(self) -> AsyncIterator[None]:

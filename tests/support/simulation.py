@@ -161,10 +161,9 @@ class World:
         """The process is no more: whatever it still does, it does without a disk."""
         self.disk.on_cut = lambda: None
         self.disk.cut_after = self.disk.operations
-        tasks = asyncio.all_tasks(self.loop)
-        for task in tasks:
-            task.cancel()
-        if tasks:
+        while tasks := asyncio.all_tasks(self.loop):  # one that is given up may begin another
+            for task in tasks:
+                task.cancel()
             self.loop.run_until_complete(asyncio.wait(tasks))
             for task in tasks:
                 _ = task.cancelled() or task.exception()  # looked at, so that nobody complains
