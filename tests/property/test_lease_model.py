@@ -136,16 +136,40 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(queue=st.sampled_from(QUEUES), to_end=st.booleans())
     def reset(self, queue: QueueId, to_end: bool) -> None:
-        """Both queues: to their beginning, where everything comes again, or to their end, where nothing does."""
-        ends = {one: self._call(self.store.offsets(one)).end for one in QUEUES}
-        self._call(self.house.delivery.reset(GROUP, {one: ends[one] if to_end else 0 for one in QUEUES}))
+        """To its beginning, where everything comes again, or to its end, where nothing does. In the other the retries go on."""
+        refused = [item for item in self._held(0, len(self.items)) if item.queue != queue]
+        self._call(self.house.nack(*[self._handle(item) for item in refused], delay_ms=50))
+        for item in refused:
+            self._lapse(item, 0)
+        offset = self._call(self.store.offsets(queue)).end if to_end else 0
+        self._call(self.house.delivery.reset(GROUP, {queue: offset}))
+        self._begin_anew([item for item in self.items.values() if item.queue == queue], is_done=to_end)
+
+    @rule(queue=st.sampled_from(QUEUES), at=indexes)
+    def acknowledge_while_a_reset_is_under_way(self, queue: QueueId, at: int) -> None:
+        """An acknowledgement behind the reset in the log settles nothing in the queue that was reset."""
+        held = self._held(at, 3)
+
+        async def both() -> list[bool]:
+            reset = asyncio.ensure_future(self.house.delivery.reset(GROUP, {queue: 0}))
+            await asyncio.sleep(0)
+            accepted = await self.house.ack(*[self._handle(item) for item in held])
+            await reset
+            return accepted
+
+        for item, accepted in zip(held, self._call(both()), strict=True):
+            assert accepted or item.queue == queue
+            item.is_done = accepted
+        self._begin_anew([item for item in self.items.values() if item.queue == queue], is_done=False)
+
+    def _begin_anew(self, items: list[Item], *, is_done: bool) -> None:
         dead = {one.message_id for one in self._call(self.house.dead_letters())}
-        for item in self.items.values():
+        for item in items:
             if item.handle is not None:
                 self.stale.append(item.handle)
             item.handle = None
             item.attempts = item.more_attempts = item.held_until_ms = 0
-            item.is_done, item.may_be_done = to_end, False
+            item.is_done, item.may_be_done = is_done, False
             item.may_be_dead |= item.name in dead
 
     @rule()
