@@ -3,6 +3,9 @@
     one of the 18 levels   topic SCHEDULE_TOPIC_XXXX, queue level - 1; property DELAY: due so long after it was stored
     any other time         topic rmq_sys_wheel_timer, queue 0; properties TIMER_DELIVER_MS: when, TIMER_OUT_MS: RocketMQ's slot
 
+A message of ours says in both when it is due, by the clock of when it was put off; not by its time of storage, which may lie
+far ahead: it never goes back, so a clock that was wrong for a moment stays in the log.
+
 Both kinds carry the real topic and queue as properties, so a broker that is given the files keeps the times. What we add is the
 id of the schedule; it is the message's own with another prefix, so the key index finds the one by the other.
 Source: RocketMQ HookUtils#transformDelayLevelMessage, TimerMessageStore.
@@ -26,10 +29,12 @@ _OFFSET_BITS = 44  # of a place; above them stands which queue
 _BY_PLACE = re.compile("sch_([LT])([0-9]{1,5})-([0-9]{1,13})")
 _AGAIN = "again"  # for the id of the schedule
 _LEVELS = {delay_ms: level for level, delay_ms in enumerate(DELAYS_MS, 1)}
+DUE_MS = "__schedule_due_ms"  # on a message of a level; from before there was this, one is due when a broker would deliver it
 SO_FAR = "__schedule_so_far"  # on a message that was put back, JSON of SoFar
 _TIMES = frozenset(
     {
         DELAY_LEVEL,
+        DUE_MS,
         properties.TIMER_DELAY_MS,
         properties.TIMER_DELAY_SEC,
         properties.TIMER_DELIVER_MS,
@@ -79,10 +84,13 @@ def put_off(message: Message, now_ms: int) -> Message:
     real = {properties.REAL_TOPIC: message.queue.topic, properties.REAL_QUEUE: str(message.queue.number)}
     if DELAY_LEVEL in given:
         queue = QueueId(SCHEDULE_TOPIC, int(given[DELAY_LEVEL]) - 1)
-        return msgspec.structs.replace(message, queue=queue, system={**given, **real})
-    due_ms = int(given.get(properties.TIMER_DELIVER_MS) or now_ms + int(given[properties.TIMER_DELAY_MS]))
+        due_ms = deliver_at_ms(given[DELAY_LEVEL], now_ms)
+        return msgspec.structs.replace(message, queue=queue, system={**given, **real, DUE_MS: str(due_ms)})
+    delay = given.get(properties.TIMER_DELAY_MS)
+    due_ms = int(given[properties.TIMER_DELIVER_MS]) if delay is None else min(now_ms + int(delay), LAST_DUE_MS)
     times = {properties.TIMER_DELIVER_MS: str(due_ms), properties.TIMER_OUT_MS: str(timer_slot_ms(due_ms))}
-    return msgspec.structs.replace(message, queue=TIMER_QUEUE, system={**given, **real, **times})
+    kept = {name: value for name, value in given.items() if name != properties.TIMER_DELAY_MS}
+    return msgspec.structs.replace(message, queue=TIMER_QUEUE, system={**kept, **real, **times})
 
 
 def timer_slot_ms(due_ms: int) -> int:
@@ -125,10 +133,13 @@ def due_ms_of(message: StoredMessage) -> int:
 def due_ms_at(message: Message, stored_at_ms: int) -> int:
     system = message.system
     if message.queue.topic == SCHEDULE_TOPIC:
+        noted = system.get(DUE_MS, "")
+        if _is_number(noted):
+            return min(int(noted), LAST_DUE_MS)
         return deliver_at_ms(system.get(DELAY_LEVEL, ""), stored_at_ms)
     delay = system.get(properties.TIMER_DELAY_MS, "")
     if properties.SCHEDULE_ID in system and _is_number(delay):
-        # From when it was stored, as a level; the time that stands beside it is a moment earlier, and for a broker.
+        # From before it was left out: due so long after it was stored, as it was answered and is in the timer files.
         return min(stored_at_ms + int(delay), LAST_DUE_MS)
     deliver, slot = system.get(properties.TIMER_DELIVER_MS, ""), system.get(properties.TIMER_OUT_MS, "")
     due_ms = int(deliver) if _is_number(deliver) else int(slot) + _PRECISION_MS if _is_number(slot) else stored_at_ms

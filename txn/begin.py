@@ -101,18 +101,20 @@ class Begins:
         return known
 
     async def _store_halves(self, request: Begin, transaction_id: str) -> Transaction:
+        # Not from the time of storage: that never goes back, so where the clock was once ahead it still is.
+        first_check_at_ms = self._journal.clock.wall_ms() + request.policy.first_after_ms
         facts = Facts(
             message_count=len(request.messages),
             policy=request.policy,
             business_key=request.business_key,
             idempotency_key=request.idempotency_key,
             idempotency_print=request.idempotency_print,
+            first_check_at_ms=first_check_at_ms,
         )
         halves = half_message.wrap_halves(
             request.messages, transaction_id=transaction_id, producer_group=request.producer_group, facts=facts
         )
         appended = await self._journal.append(halves, None, from_reserve=False)
-        prepared_at_ms = appended[0].stored_at_ms
         transaction = Transaction(
             transaction_id=transaction_id,
             producer_group=request.producer_group,
@@ -130,8 +132,9 @@ class Begins:
                 ]
             ),
             policy=request.policy,
-            prepared_at_ms=prepared_at_ms,
-            next_check_at_ms=prepared_at_ms + request.policy.first_after_ms,
+            prepared_at_ms=appended[0].stored_at_ms,
+            first_check_at_ms=first_check_at_ms,
+            next_check_at_ms=first_check_at_ms,
             business_key=request.business_key,
             idempotency_key=request.idempotency_key,
             idempotency_print=request.idempotency_print,

@@ -63,6 +63,7 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
     idempotency_key: str | None = None
     idempotency_print: str | None = None
     so_far: SoFar | None = None  # on halves that were put back
+    first_check_at_ms: int | None = None  # by the clock; the time of storage may lie ahead of it. None: of an older version
 
 
 class CheckAnswer(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -51,6 +51,7 @@ class Transaction(msgspec.Struct, gc=False):
     policy: CheckbackPolicy
     prepared_at_ms: int
     next_check_at_ms: int
+    first_check_at_ms: int = 0  # 0, in a snapshot of an older version: as long after the begin as the policy says
     business_key: str | None = None
     idempotency_key: str | None = None
     idempotency_print: str | None = None
@@ -69,6 +70,9 @@ class Transaction(msgspec.Struct, gc=False):
     begun_as: int | None = None  # its place in the order of begins, once its halves were put back
     former_halves: tuple[int, ...] = ()  # of which those that count now are copies
 
+    def __post_init__(self) -> None:
+        self.first_check_at_ms = self.first_check_at_ms or self.prepared_at_ms + self.policy.first_after_ms
+
     @property
     def is_checking(self) -> bool:
         """Is a check open that nobody has answered?"""
@@ -78,10 +82,6 @@ class Transaction(msgspec.Struct, gc=False):
     def is_late(self) -> bool:
         """Decided after it had been held."""
         return self.was_held and self.state.is_decided
-
-    @property
-    def first_check_at_ms(self) -> int:
-        return self.prepared_at_ms + self.policy.first_after_ms
 
     @property
     def owed_bytes(self) -> int:
@@ -381,6 +381,10 @@ def from_halves(halves: list[StoredMessage]) -> Transaction:
     first = halves[0]
     facts = half_message.facts_of(first)
     policy = facts.policy if facts is not None else CheckbackPolicy()
+    so_far = facts.so_far if facts is not None else None
+    prepared_at_ms = first.stored_at_ms if so_far is None else so_far.prepared_at_ms
+    noted_ms = facts.first_check_at_ms if facts is not None else None
+    first_check_at_ms = prepared_at_ms + policy.first_after_ms if noted_ms is None else noted_ms
     transaction = Transaction(
         transaction_id=half_message.transaction_id_of(first),
         producer_group=half_message.producer_group_of(first),
@@ -398,14 +402,15 @@ def from_halves(halves: list[StoredMessage]) -> Transaction:
             ]
         ),
         policy=policy,
-        prepared_at_ms=first.stored_at_ms,
-        next_check_at_ms=first.stored_at_ms + policy.first_after_ms,
+        prepared_at_ms=prepared_at_ms,
+        first_check_at_ms=first_check_at_ms,
+        next_check_at_ms=first_check_at_ms,
         business_key=facts.business_key if facts is not None else None,
         idempotency_key=facts.idempotency_key if facts is not None else None,
         idempotency_print=facts.idempotency_print if facts is not None else None,
     )
-    if facts is not None and facts.so_far is not None:
-        transaction.take_over(facts.so_far)
+    if so_far is not None:
+        transaction.take_over(so_far)
     return transaction
 
 
@@ -417,6 +422,7 @@ def as_begun(transaction: Transaction) -> Transaction:
         messages=transaction.messages,
         policy=transaction.policy,
         prepared_at_ms=transaction.prepared_at_ms,
+        first_check_at_ms=transaction.first_check_at_ms,
         next_check_at_ms=transaction.first_check_at_ms,
         business_key=transaction.business_key,
         idempotency_key=transaction.idempotency_key,

@@ -75,6 +75,7 @@ class PutBack:
                 idempotency_key=transaction.idempotency_key,
                 idempotency_print=transaction.idempotency_print,
                 so_far=so_far,
+                first_check_at_ms=transaction.first_check_at_ms,
             )
             messages = half_message.wrap_again(halves, facts)
             if transaction.state is TxnState.HELD:

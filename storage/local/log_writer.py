@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import Literal
 
+import structlog
+
 from storage.clock import Clock
 from storage.errors import Backpressure, FlushFailed, InvalidMessage, MessageTooLarge, StorageFull, StoreClosed
 from storage.formats import queue_entry, unit
@@ -33,7 +35,10 @@ from storage.local.preparer import Preparer
 from storage.local.runner import Runner
 from storage.message import Appended, Durability, Message
 
+_AHEAD_TOLD_MS = 60_000
 _FIXED_COST_BYTES = 512  # what a message costs while it waits, beside its body
+
+log = structlog.get_logger()
 
 
 class AppendCall:
@@ -120,6 +125,7 @@ class LogWriter:
         self.visible_end = log.written_end
         self.visible_stored_at_ms = last_stored_at_ms
         self._stored_at_ms = last_stored_at_ms
+        self._is_ahead = False  # of the clock, by so much that it is told
         self._calls: deque[AppendCall] = deque()
         self._units: deque[_Unit] = deque()
         self._queued_bytes = 0
@@ -250,7 +256,7 @@ class LogWriter:
             messages = [message for call in calls for message in call.messages]
             queues = [queue for call in calls for queue in call.queues]
         begin = self.written_end
-        now_ms = max(self._stored_at_ms, self._clock.wall_ms())
+        now_ms = self._next_stored_at_ms()
         queue_offsets = _assign(queues)
         try:
             data, record_bytes = unit.encode(
@@ -287,6 +293,18 @@ class LogWriter:
         written.entries = list(map(queue_entry.encode, places, record_bytes, hashes))
         self._written(written, calls)
         return True
+
+    def _next_stored_at_ms(self) -> int:
+        """The clock's time, but never before that of the newest record: a search by time needs that."""
+        wall_ms = self._clock.wall_ms()
+        ahead_ms = self._stored_at_ms - wall_ms
+        if (ahead_ms > _AHEAD_TOLD_MS) != self._is_ahead:
+            self._is_ahead = not self._is_ahead
+            if self._is_ahead:
+                log.warning("clock_behind_log", log_ahead_ms=ahead_ms)
+            else:
+                log.info("clock_caught_up_with_log")
+        return max(self._stored_at_ms, wall_ms)
 
     def _write_each(self, calls: list[AppendCall]) -> bool:
         """Each call as a unit of its own."""

@@ -1,10 +1,12 @@
 """C11: the wall clock of a service under load goes an hour ahead, a day back, and back by a millisecond again and again.
 
-What waits a while (leases, long polls, checks) must not notice. What is due comes when the clock has said so, and once.
+What waits a while (leases, long polls, checks) must not notice. What is due comes when the clock has said so, and once. When
+the clock is set right, and the log's times are ahead of it, what is asked for then is due by the clock.
 """
 
 import asyncio
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import cycle
 from random import Random
@@ -23,9 +25,19 @@ CHECKS = "/v1/producer-groups/shop/checks"
 LEASE_MS = 600_000  # of real time: who is given a message twice lost its lease to a jump
 LONGEST_ANSWER_SECONDS = 15  # of real time, whatever the service's clock says
 SETTLING_SECONDS = 60
+RIGHT_SECONDS = 20  # of real time, for what is due within two seconds
+RIGHT_DELAYS_MS = (1, 500, 1_000, 1_500)  # one of RocketMQ's levels among them
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 JUMPS_MS = [HOUR_MS, *[-1] * 20, -DAY_MS, *[-1] * 20, HOUR_MS, *[1, -1] * 10, DAY_MS, -HOUR_MS]
 ANSWERS_BETWEEN_JUMPS = 5
+
+
+@dataclass
+class Waiting:
+    """A delayed message: when it is due, and the latest that the clock has shown since it was sent and before it was given."""
+
+    due_ms: int = 0
+    shown_ms: int = 0
 
 
 class Campaign:
@@ -37,10 +49,11 @@ class Campaign:
         self._furthest_ms = 0  # that the clock was ever moved
         self._serial = self._answers = 0
         self._all_is_sent = False
+        self._news = asyncio.Event()  # something was given, or asked about
         self._wanted: set[str] = set()  # payloads that must come
         self._choices: dict[str, str] = {}  # transaction -> what its producer wants
         self._unasked: set[str] = set()  # transactions that only a check can decide
-        self._due_ms: dict[str, int] = {}  # payload -> when, of what was delayed
+        self._delayed: dict[str, Waiting] = {}  # by payload
         self._given: dict[str, dict[str, Any]] = {}  # payload -> message
         self.problems: list[str] = []
         self.jumps = self.decided_by_check = 0
@@ -51,7 +64,7 @@ class Campaign:
 
     @property
     def delayed(self) -> int:
-        return len(self._due_ms)
+        return len(self._delayed)
 
     def run(self) -> None:
         asyncio.run(self._run())
@@ -65,6 +78,7 @@ class Campaign:
             consumers = [asyncio.create_task(self._consume()) for _ in range(CONSUMERS)]
             consumers.append(asyncio.create_task(self._answer_checks()))
             await asyncio.gather(*[self._produce() for _ in range(PRODUCERS)])
+            await self._set_right()
             # Whatever is due at some time is due now.
             self._server.move(self._furthest_ms - self._server.moved_ms + HOUR_MS)
             self._all_is_sent = True
@@ -90,6 +104,7 @@ class Campaign:
     def _jump(self) -> None:
         self._jumps_left -= 1
         self.jumps += 1
+        self._look_at_clock()
         self._server.move(next(self._jumps_ms))
         self._furthest_ms = max(self._furthest_ms, self._server.moved_ms)
 
@@ -101,14 +116,38 @@ class Campaign:
         self._expect(again["message_id"] == first["message_id"], f"{payload} was sent twice under one idempotency key")
         self._wanted.add(payload)
 
-    async def _send_delayed(self) -> None:
-        payload = self._payload()
-        delay_ms = self._random.choice([1, 100, 1_000, HOUR_MS // 2])
-        receipt = await self._ask("POST", f"/v1/topics/{TOPIC}/messages", {"payload": payload, "delay_ms": delay_ms})
-        self._due_ms[payload] = _ms(receipt["deliver_at"])
-        self._wanted.add(payload)
+    def _look_at_clock(self) -> None:
+        """Before it is set, and when something was given."""
+        now_ms = self._server.wall_ms()
+        for payload, waiting in self._delayed.items():
+            if payload not in self._given:
+                waiting.shown_ms = max(waiting.shown_ms, now_ms)
 
-    async def _transact(self) -> None:
+    async def _set_right(self) -> None:
+        """The log's times are ahead of the clock now: what is asked for must not wait until it has caught up with them."""
+        self._look_at_clock()
+        self._server.move(-self._server.moved_ms)
+        delayed = {await self._send_delayed(delay_ms) for delay_ms in RIGHT_DELAYS_MS}
+        undecided = {await self._transact(leaves=True) for _ in RIGHT_DELAYS_MS}
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RIGHT_SECONDS):
+                while not (delayed <= self._given.keys() and undecided.isdisjoint(self._unasked)):
+                    self._news.clear()
+                    await self._news.wait()
+        self._expect(delayed <= self._given.keys(), "what was delayed when the clock was right again did not come")
+        self._expect(undecided.isdisjoint(self._unasked), "what was begun when the clock was right again was not asked about")
+
+    async def _send_delayed(self, delay_ms: int | None = None) -> str:
+        payload = self._payload()
+        if delay_ms is None:
+            delay_ms = self._random.choice([1, 100, 1_000, HOUR_MS // 2])
+        waiting = self._delayed[payload] = Waiting()  # it may come before its receipt
+        receipt = await self._ask("POST", f"/v1/topics/{TOPIC}/messages", {"payload": payload, "delay_ms": delay_ms})
+        waiting.due_ms = _ms(receipt["deliver_at"])
+        self._wanted.add(payload)
+        return payload
+
+    async def _transact(self, *, leaves: bool = False) -> str:
         payload = self._payload()
         transaction_id = f"txn-{payload}"
         # Written down before anybody can be asked: a check may well come before the decision, when the clock goes ahead.
@@ -117,23 +156,27 @@ class Campaign:
             "producer_group": "shop",
             "transaction_id": transaction_id,
             "messages": [{"topic": TOPIC, "message": {"payload": payload}}],
-            "check": {"first_after_ms": 100, "interval_ms": 100},
+            # A jump of a day ahead is a day in which nobody has answered.
+            "check": {"first_after_ms": 100, "interval_ms": 100, "unreachable_limit_ms": 100 * DAY_MS},
         }
         await self._ask("POST", "/v1/transactions", begin)
         if choice == "commit":
             self._wanted.add(payload)
-        if self._random.random() < 1 / 3:
+        if leaves or self._random.random() < 1 / 3:
             self._unasked.add(transaction_id)
         else:
             await self._ask("POST", f"/v1/transactions/{transaction_id}/{choice}")
+        return transaction_id
 
     async def _consume(self) -> None:
         while not self._is_complete():
             messages = (await self._ask("POST", f"{GROUP}/receive", {"max_messages": 16, "wait_ms": 200}))["messages"]
+            self._look_at_clock()
             for message in messages:
                 payload = message["payload"]
                 self._expect(payload not in self._given, f"{payload} was given twice, its lease was good")
                 self._given[payload] = message
+                self._news.set()
             entries = [{"receipt_handle": message["receipt_handle"]} for message in messages]
             if entries:
                 await self._ask("POST", f"{GROUP}/ack", {"entries": entries})
@@ -152,13 +195,14 @@ class Campaign:
             decided = {check["transaction_id"] for check in checks}
             self.decided_by_check += len(decided & self._unasked)
             self._unasked -= decided
+            self._news.set()
 
     # ---------------------------------------------------------------------------------------------------------- the books
 
     async def _balance_times(self) -> None:
-        for payload, due_ms in self._due_ms.items():
-            given = self._given.get(payload)
-            self._expect(given is None or _ms(given["stored_at"]) >= due_ms, f"{payload} came early, it was due at {due_ms}")
+        for payload, waiting in self._delayed.items():
+            is_early = payload in self._given and waiting.shown_ms < waiting.due_ms
+            self._expect(not is_early, f"{payload} came early: {waiting}")
         for queue in range(QUEUES):
             times = [_ms(message["stored_at"]) for message in await self._queue(queue)]
             self._expect(times == sorted(times), f"in queue {queue} the times of storage go back: no search by time would hold")

@@ -100,6 +100,34 @@ def in_house(*lives, **given) -> SimulatedDisk:
 # ------------------------------------------------------------------------------------------------------ begin and decide
 
 
+@pytest.mark.parametrize("restart", ["none", "killed"])
+def test_a_clock_that_was_once_a_year_ahead_puts_off_no_check_of_what_is_begun_when_it_is_right(restart):
+    year_ms = 365 * 86_400_000
+    first_check: list[int] = []
+
+    async def poisoned(house):
+        clock = house.world.clock
+        clock.jump(year_ms)
+        await house.store.append([message(b"far ahead", queue=ORDERS)])
+        clock.jump(-year_ms)
+        begun_ms = clock.wall_ms()
+        await house.begin(transaction_id="txn")
+        first_check.append((await house.coordinator.get("txn")).first_check_at_ms)
+        assert begun_ms + SOON.first_after_ms <= first_check[0] <= clock.wall_ms() + SOON.first_after_ms
+        if restart == "none":
+            await checked(house)
+
+    async def checked(house):
+        transaction = await house.coordinator.get("txn")
+        assert transaction.first_check_at_ms == transaction.next_check_at_ms == first_check[0]
+        await asyncio.sleep((first_check[0] - 1 - house.world.clock.wall_ms()) / 1_000)
+        assert await house.checks() == []
+        await asyncio.sleep(0.001)
+        assert len(await house.checks()) == 1
+
+    in_house(poisoned, *([checked] if restart == "killed" else []))
+
+
 def test_a_half_message_is_seen_by_nobody_before_the_commit_and_by_all_after():
     async def life(house):
         transaction_id = await house.begin(

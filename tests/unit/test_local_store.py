@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import PurePath
 
 import pytest
+from structlog.testing import capture_logs
 
 from storage.errors import (
     Backpressure,
@@ -471,6 +472,21 @@ def test_derived_files_that_do_not_fit_the_disk_wait_in_memory():
 
     with world:
         world.call(main())
+
+
+def test_a_log_that_is_more_than_a_minute_ahead_of_the_clock_is_told_once_and_when_the_clock_has_caught_up():
+    async def main(world):
+        store = await open_with_orders(world, options())
+        with capture_logs() as told:
+            for jump_ms in (0, 3_600_000, -59_000, -2_000, -1, 3_600_000):
+                world.clock.jump(jump_ms)
+                await store.append([message()])
+        times = [one.stored_at_ms for one in await store.read(QUEUE, 0, **EVERYTHING)]
+        assert times == sorted(times)
+        assert [line["event"] for line in told] == ["clock_behind_log", "clock_caught_up_with_log"]
+        assert 60_000 < told[0]["log_ahead_ms"] <= 61_000
+
+    in_world(main)
 
 
 # -------------------------------------------------------------------------------------------- damage, and what is refused

@@ -10,6 +10,7 @@ from storage.message import NEVER_MS, DueEntry, Message, QueueId, StoredMessage,
 from tests.support.builders import ORDERS, message
 
 NOW_MS = 1_800_000_000_000
+YEAR_MS = 365 * 86_400_000
 
 
 def stored(given: Message, *, at_ms: int = NOW_MS, queue_offset: int = 7) -> StoredMessage:
@@ -28,18 +29,32 @@ def test_a_delay_that_is_a_level_waits_in_the_queue_of_the_level(delay_ms, level
     assert waiting.queue == QueueId("SCHEDULE_TOPIC_XXXX", level - 1)
     assert dict(waiting.system) == {
         "DELAY": str(level), "__schedule": "sch_1", "REAL_TOPIC": "orders", "REAL_QID": "2",
+        "__schedule_due_ms": str(NOW_MS + delay_ms),
     }  # fmt: skip
-    assert scheduled.due_ms_of(stored(waiting, at_ms=NOW_MS + 5)) == NOW_MS + 5 + delay_ms
+    assert scheduled.due_ms_of(stored(waiting, at_ms=NOW_MS + YEAR_MS)) == NOW_MS + delay_ms
 
 
 @pytest.mark.parametrize("delay_ms", [1, 999, 1_001, 7_200_001, 86_400_000])
-def test_any_other_delay_waits_for_the_timer_wheel_and_counts_from_when_it_was_stored(delay_ms):
+def test_any_other_delay_waits_for_the_timer_wheel_and_counts_from_when_it_was_put_off(delay_ms):
     waiting = put_off(delay_ms=delay_ms)
 
     assert waiting.queue == QueueId("rmq_sys_wheel_timer", 0)
     assert waiting.system["TIMER_DELIVER_MS"] == str(NOW_MS + delay_ms)
     assert (waiting.system["REAL_TOPIC"], waiting.system["REAL_QID"]) == ("orders", "2")
-    assert scheduled.due_ms_of(stored(waiting, at_ms=NOW_MS + 5)) == NOW_MS + 5 + delay_ms
+    assert scheduled.due_ms_of(stored(waiting, at_ms=NOW_MS + YEAR_MS)) == NOW_MS + delay_ms
+
+
+def test_what_was_put_off_before_its_time_was_noted_is_due_as_it_was_answered():
+    before = {"__schedule": "sch_1", "REAL_TOPIC": "orders", "REAL_QID": "2"}
+    timed = message(
+        queue=QueueId("rmq_sys_wheel_timer", 0),
+        system={**before, "TIMER_DELAY_MS": "77", "TIMER_DELIVER_MS": str(NOW_MS + 77), "TIMER_OUT_MS": str(NOW_MS)},
+    )
+    levelled = message(queue=QueueId("SCHEDULE_TOPIC_XXXX", 2), system={**before, "DELAY": "3"})
+
+    due = [scheduled.due_ms_of(stored(one, at_ms=NOW_MS + 5)) for one in (timed, levelled)]
+
+    assert due == [NOW_MS + 5 + 77, NOW_MS + 5 + 10_000]
 
 
 @pytest.mark.parametrize(
