@@ -171,6 +171,7 @@ class Asking:
             event = AnsweredUnknown(
                 transaction_id=transaction.transaction_id,
                 revision=transaction.revision + 1,
+                begun_as=transaction.sequence,
                 check_number=answer.check_number,
                 next_check_at_ms=now_ms + wait_ms,
                 evidence=answer.evidence,
@@ -192,6 +193,7 @@ class Asking:
             event = CheckFailed(
                 transaction_id=transaction.transaction_id,
                 revision=transaction.revision + 1,
+                begun_as=transaction.sequence,
                 check_number=transaction.checks_answered + 1,
                 asked_at_ms=transaction.asked_at_ms,
                 why=why,
@@ -218,7 +220,12 @@ class Asking:
                 transaction, self._journal.op(transaction, TxnState.ROLLED_BACK, Resolver.POLICY, reason)
             )
             return
-        held = Held(transaction_id=transaction.transaction_id, revision=transaction.revision + 1, reason=reason)
+        held = Held(
+            transaction_id=transaction.transaction_id,
+            revision=transaction.revision + 1,
+            begun_as=transaction.sequence,
+            reason=reason,
+        )
         await self._journal.record(held)
         log.warning("transaction_held", transaction_id=transaction.transaction_id, reason=reason.value)
 
@@ -231,6 +238,7 @@ class Asking:
                     Resumed(
                         transaction_id=transaction.transaction_id,
                         revision=transaction.revision + 1,
+                        begun_as=transaction.sequence,
                         next_check_at_ms=self._clock.wall_ms(),
                     )
                 )

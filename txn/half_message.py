@@ -90,11 +90,16 @@ class Op(NamedTuple):
     answer: CheckAnswer | None = None  # where a check decided
 
 
-class CheckEvent(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="event"):
-    """Something about an undecided transaction that must survive a restart. `revision`: that of the transaction afterwards."""
+class CheckEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event"):
+    """Something about an undecided transaction that must survive a restart. `revision`: that of the transaction afterwards.
+
+    `begun_as`: its place in the order of begins, since an id is free again when retention has dropped the transaction; None in
+    events of an older version.
+    """
 
     transaction_id: str
     revision: int
+    begun_as: int | None = None
 
 
 class AnsweredUnknown(CheckEvent, frozen=True, omit_defaults=True, tag="answered_unknown"):
@@ -306,6 +311,11 @@ def held_message(event: Held, *, message_id: str, now_ms: int) -> Message:
 def is_discarded_half(message: StoredMessage) -> bool:
     """Is this message of the held topic a broker's, which moves the half itself there, and not one of `held_message`?"""
     return properties.TRANSACTION_MARK in message.system
+
+
+def is_about(event: CheckEvent, sequence: int) -> bool:
+    """Is it about the transaction that has this place in the order of begins, and not about an older one of the same id?"""
+    return event.begun_as is None or event.begun_as == sequence
 
 
 def read_check(message: StoredMessage) -> AnyCheckEvent:

@@ -89,6 +89,11 @@ class Transaction(msgspec.Struct, gc=False):
         return _OP_BYTES + sum([message.size_bytes for message in self.messages])
 
     @property
+    def half_offsets(self) -> set[int]:
+        """Of its halves and of those that they are copies of."""
+        return {*[message.half_offset for message in self.messages], *self.former_halves}
+
+    @property
     def sequence(self) -> int:
         """Its place in the order of begins."""
         return self.messages[0].half_offset if self.begun_as is None else self.begun_as
@@ -280,6 +285,8 @@ class TransactionTable:
         """Something about an undecided transaction; None where it is known already, or decided."""
         transaction = self._all.get(event.transaction_id)
         if transaction is None or transaction.state.is_decided or event.revision <= transaction.revision:
+            return None
+        if not half_message.is_about(event, transaction.sequence):
             return None
         transaction.revision = event.revision
         if isinstance(event, CheckFailed):

@@ -86,8 +86,11 @@ class PutBack:
     def _held_again(self, transaction: Transaction) -> Message:
         """RocketMQ's mark, for a broker that is given the files."""
         event = Held(
-            transaction_id=transaction.transaction_id, revision=transaction.revision, reason=transaction.hold_reason or ""
-        )  # fmt: skip
+            transaction_id=transaction.transaction_id,
+            revision=transaction.revision,
+            begun_as=transaction.sequence,
+            reason=transaction.hold_reason or "",
+        )
         now_ms = self._journal.clock.wall_ms()
         return half_message.held_message(event, message_id=self._journal.identifiers.new("msg"), now_ms=now_ms)
 

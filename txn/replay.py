@@ -82,6 +82,9 @@ class Replay:
 
     def _replay_op(self, op: Op) -> None:
         for transaction in list(self._table.named_by(op)):
+            is_brokers = op.transaction_id is None or transaction.transaction_id in self._brokers
+            if not is_brokers and transaction.half_offsets.isdisjoint(op.half_offsets):
+                continue  # an older one of this id was decided: retention had dropped it when the id was taken again
             if op.state is None:
                 self._brokers[transaction.transaction_id] = op
             else:
