@@ -79,6 +79,7 @@ CODES: dict[type[MessagingError], str] = {
     errors.AlreadyCancelled: "already_cancelled",
     errors.NotADelayedMessage: "internal_error",
     errors.TopicExists: "topic_exists",
+    errors.TransactionExpired: "transaction_expired",
     errors.TransactionExists: "transaction_exists",
     errors.OffsetOutOfRange: "offset_beyond_end",
     errors.OffsetExpired: "offset_expired",

@@ -11,6 +11,7 @@
     │   ├── NotSupportedByEngine    this engine, or this release, cannot do it
     │   ├── UnknownTopic  UnknownQueue  UnknownGroup  UnknownProducerGroup  UnknownTransaction
     │   ├── TopicExists  TransactionExists
+    │   ├── TransactionExpired
     │   ├── OffsetOutOfRange        .requested .available
     │   │   ├── OffsetExpired
     │   │   └── OffsetBeyondEnd
@@ -135,6 +136,10 @@ class UnknownTransaction(RejectedError):
 
 class TopicExists(RejectedError):
     """The topic exists with other settings."""
+
+
+class TransactionExpired(RejectedError):
+    """The messages of the transaction have been dropped by retention."""
 
 
 class TransactionExists(RejectedError):

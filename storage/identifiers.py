@@ -8,6 +8,7 @@ Randomness is handed in: `SystemRandom` in production, a seeded `random.Random` 
 
 import binascii
 import random
+import re
 from random import Random, SystemRandom
 
 from storage.clock import Clock
@@ -20,6 +21,8 @@ ID_CHARACTERS = 24
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _SORTED = b"-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
 _TO_SORTED = bytes.maketrans(_BASE64, _SORTED)
+_FROM_SORTED = bytes.maketrans(_SORTED, _BASE64)
+_TEXT = re.compile(rf"[-\w]{{{ID_CHARACTERS}}}", re.ASCII)
 
 
 class Identifiers:
@@ -39,3 +42,11 @@ class Identifiers:
         raw = b"".join([moment + noise[at : at + 12] for at in range(0, 12 * count, 12)])
         text = binascii.b2a_base64(raw, newline=False).translate(_TO_SORTED).decode("ascii")
         return [f"{prefix}_{text[at : at + ID_CHARACTERS]}" for at in range(0, ID_CHARACTERS * count, ID_CHARACTERS)]
+
+
+def made_at_ms(public_id: str, prefix: str) -> int | None:
+    """When an id of this prefix was made, in wall milliseconds; None for a text that is none."""
+    start, _, text = public_id.partition("_")
+    if start != prefix or not _TEXT.fullmatch(text):
+        return None
+    return int.from_bytes(binascii.a2b_base64(text.encode("ascii").translate(_FROM_SORTED))[:6], "big")

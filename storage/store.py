@@ -142,6 +142,9 @@ class Retention(Protocol):
         Before anything goes `put_back` is called. What it raises is raised, and nothing was dropped then.
         """
 
+    async def oldest_stored_at_ms(self) -> int | None:
+        """When the oldest message was stored of those that are left; None where none has been dropped, or it cannot be read."""
+
     def disk_usage(self) -> DiskUsage:
         """As it was when `expire` was last called."""
 

@@ -109,7 +109,7 @@ class TransactionCoordinator:
         return await self._begins.begin(request)
 
     async def commit(self, transaction_id: str, *, by: Resolver = Resolver.PRODUCER, reason: str | None = None) -> Outcome:
-        """Publish the messages. Raises UnknownTransaction, TransactionConflict, and what `append` raises."""
+        """Publish the messages. Raises as `get`, TransactionConflict, and what `append` raises."""
         return await self._decisions.decide(await self._journal.find(transaction_id), TxnState.COMMITTED, by, reason)
 
     async def rollback(self, transaction_id: str, *, by: Resolver = Resolver.PRODUCER, reason: str | None = None) -> Outcome:
@@ -117,13 +117,13 @@ class TransactionCoordinator:
         return await self._decisions.decide(await self._journal.find(transaction_id), TxnState.ROLLED_BACK, by, reason)
 
     async def resume(self, transaction_id: str) -> Transaction:
-        """Ask about a held transaction again; a prepared one stays as it is. Raises UnknownTransaction, TransactionConflict."""
+        """Ask about a held transaction again; a prepared one stays as it is. Raises as `get`, TransactionConflict."""
         return await self._asking.resume(await self._journal.find(transaction_id))
 
     # --------------------------------------------------------------------------------------------------------- reading
 
     async def get(self, transaction_id: str) -> Transaction:
-        """With the places of its messages, once committed. Raises UnknownTransaction."""
+        """With the places of its messages, once committed. Raises UnknownTransaction, TransactionExpired."""
         transaction = await self._journal.find(transaction_id)
         await self._decisions.locate_finals(transaction)
         return transaction
@@ -144,7 +144,7 @@ class TransactionCoordinator:
         return found
 
     async def as_of(self, transaction_id: str, at_ms: int) -> Transaction:
-        """How it stood at that moment, in wall milliseconds. Raises UnknownTransaction, NotSupportedByEngine."""
+        """How it stood at that moment, in wall milliseconds. Raises as `get`, NotSupportedByEngine."""
         transaction = await self.get(transaction_id)
         found = await recall.as_of(self._store, transaction, at_ms)
         if found is None:
@@ -152,12 +152,13 @@ class TransactionCoordinator:
         return found
 
     async def history(self, transaction_id: str) -> list[Event]:
-        """What happened to it, oldest first. Raises UnknownTransaction, NotSupportedByEngine."""
+        """What happened to it, oldest first. Raises UnknownTransaction, TransactionExpired, NotSupportedByEngine."""
         transaction = await self._journal.find(transaction_id)
         if not isinstance(self._store, KeyLookup):
             raise NotSupportedByEngine("the engine does not find messages by their key")
         find = self._store.find_messages
-        checks = await find(transaction_id, topics=[CHECK_QUEUE.topic], max_messages=recall.MOST_CHECKS)
+        found = await find(transaction_id, topics=[CHECK_QUEUE.topic], max_messages=recall.MOST_CHECKS)
+        checks = [check for check in found if half_message.is_about(half_message.read_check(check), transaction.sequence)]
         ops: list[StoredMessage] = []
         if transaction.state.is_decided:
             ops = await find(transaction_id, topics=[OP_QUEUE.topic], max_messages=1)
@@ -240,7 +241,7 @@ class TransactionCoordinator:
         return self._journal.checks.wait_ms(transaction)
 
     async def make_due(self, transaction_id: str) -> Transaction:
-        """Have its check handed out at once, where none is open. Raises UnknownTransaction."""
+        """Have its check handed out at once, where none is open. Raises UnknownTransaction, TransactionExpired."""
         transaction = await self._journal.find(transaction_id)
         self._asking.make_due(transaction)
         return transaction

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from storage.message import Message
+from storage.errors import OffsetExpired, TransactionExpired
+from storage.message import Message, StoredMessage
 from storage.store import find_message
 from txn import half_message
 from txn.begin import Outcome
@@ -27,7 +28,7 @@ class Decisions:
     async def decide(
         self, transaction: Transaction, state: TxnState, by: Resolver, reason: str | None, answer: CheckAnswer | None = None
     ) -> Outcome:
-        """`answer`: of the check that decides. Raises TransactionConflict, and what `append` raises."""
+        """`answer`: of the check that decides. Raises TransactionConflict, TransactionExpired, and what `append` raises."""
         return await self._turns.uncancelled(self._decide(transaction, state, by, reason, answer))
 
     async def locate_finals(self, transaction: Transaction) -> None:
@@ -51,9 +52,16 @@ class Decisions:
             finals: list[Message] = []
             finals_from: list[int] = []
             if state is TxnState.COMMITTED:
-                halves, now_ms = await self._journal.read_halves(transaction), self._journal.clock.wall_ms()
+                halves, now_ms = await self._read_halves(transaction), self._journal.clock.wall_ms()
                 finals = [self._put_off(half_message.unwrap_final(half), now_ms) for half in halves]
                 finals_from = [(await self._store.offsets(final.queue)).end for final in finals]
             op = self._journal.op(transaction, state, by, reason, finals_from=tuple(finals_from), answer=answer)
             await self._journal.decide(transaction, op, finals)
             return Outcome(transaction, replayed=False)
+
+    async def _read_halves(self, transaction: Transaction) -> list[StoredMessage]:
+        try:
+            return await self._journal.read_halves(transaction)
+        except OffsetExpired:
+            # They were damaged when their segment went, and could not be written again.
+            raise TransactionExpired(f"the messages of transaction {transaction.transaction_id} have expired") from None

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import msgspec
 
 from storage.clock import Clock
-from storage.errors import Backpressure, UnknownTransaction
+from storage.errors import Backpressure, TransactionExpired, UnknownTransaction
 from storage.identifiers import Identifiers
 from storage.message import Appended, Durability, Message, QueueId, StoredMessage
 from storage.store import AppliedPrefix, MessageStore, Reserve, Snapshot, Snapshots, SyncedPosition
@@ -55,8 +55,10 @@ class Journal:
     # --------------------------------------------------------------------------------------------------------- finding
 
     async def find(self, transaction_id: str) -> Transaction:
-        """Raises UnknownTransaction."""
+        """Raises UnknownTransaction, and TransactionExpired where retention has left nothing but its decision."""
         transaction = await self.recall(transaction_id)
+        if transaction is None and self.table.has_forgotten and await recall.was_decided(self.store, transaction_id):
+            raise TransactionExpired(f"transaction {transaction_id} was decided, and its messages have expired")
         if transaction is None:
             raise UnknownTransaction(f"transaction {transaction_id} does not exist")
         return transaction

@@ -18,6 +18,13 @@ async def by_id(store: MessageStore, transaction_id: str) -> Transaction | None:
     return found[0] if found else None
 
 
+async def was_decided(store: MessageStore, transaction_id: str) -> bool:
+    """Is there a decision of this transaction, whether or not its messages are still there?"""
+    if not isinstance(store, KeyLookup):
+        return False
+    return bool(await store.find_messages(transaction_id, topics=[OP_QUEUE.topic], max_messages=1))
+
+
 async def by_idempotency_key(store: MessageStore, idempotency_key: str) -> Transaction | None:
     """The transaction that the last begin with this key has begun; None as for `by_id`.
 

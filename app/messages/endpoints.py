@@ -138,7 +138,7 @@ async def send_message_stream(topic: Topic, request: Request) -> Response:
     return answer_stream(request, stream.send_stream, topic)
 
 
-_FIND_PROBLEMS = ("message_not_found", "record_corrupt", "not_supported_by_engine")
+_FIND_PROBLEMS = ("message_not_found", "message_expired", "record_corrupt", "not_supported_by_engine")
 
 
 @router.get(

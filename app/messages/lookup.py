@@ -14,14 +14,17 @@ from delivery.lease_events import LEASE_QUEUE
 from delivery.trace import tell
 from scheduler import scheduled_message
 from scheduler.schedule import Schedule
-from storage.errors import CorruptRecord, InvalidRequest, NotSupportedByEngine, UnknownSchedule
-from storage.formats import properties
+from storage.errors import CorruptRecord, InvalidRequest, MessageGone, NotSupportedByEngine, UnknownSchedule
+from storage.formats import names, properties
+from storage.formats.delay_levels import SCHEDULE_TOPIC
+from storage.identifiers import made_at_ms
 from storage.message import StoredMessage
-from storage.store import LAST_MS, KeyLookup
+from storage.store import LAST_MS, KeyLookup, Retention
 
 _RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
 _MOST_EVENTS = 20_000  # of leases that a trace looks through; reading one takes some 50 µs
 _BYTES = "application/octet-stream"
+_WAITING = (names.HALF_TOPIC, names.TIMER_TOPIC, SCHEDULE_TOPIC)  # where a message lies before it is in its topic
 
 
 async def get(services: Services, call: Call, message_id: str) -> Reply:
@@ -107,12 +110,14 @@ def page_end(message: StoredMessage) -> int:
 
 
 async def _find(services: Services, message_id: str) -> StoredMessage:
-    """Raises Refusal message_not_found, record_corrupt."""
+    """Raises Refusal message_not_found, message_expired, record_corrupt."""
     if not message_id.isprintable() or len(message_id) > 255:
         raise InvalidRequest("a message id is 1 to 255 printable characters", pointer="/path/message_id")
     topics = [topic.name for topic in services.topics.all()]
     try:
         found = await _lookup(services).find_messages(message_id, topics=topics, by_id=True, max_messages=1)
+        if not found and await _has_expired(services, message_id):
+            raise MessageGone(f"message {message_id[:100]} was stored too long ago: retention has dropped all of that time")
     except CorruptRecord as damage:
         raise Refusal("record_corrupt", f"the message {message_id[:100]} may be in a damaged place") from damage
     if not found:
@@ -146,6 +151,17 @@ async def _waiting(services: Services, message_id: str) -> tuple[StoredMessage, 
     except CorruptRecord as damage:
         raise Refusal("record_corrupt", f"the message {message_id[:100]} is damaged") from damage
     return message, schedule
+
+
+async def _has_expired(services: Services, message_id: str) -> bool:
+    """Was the id made before all that is left was stored? Not so of a message which waits for its time or its decision."""
+    made_ms = made_at_ms(message_id, "msg")
+    if made_ms is None or not isinstance(services.store, Retention):
+        return False
+    oldest_ms = await services.store.oldest_stored_at_ms()
+    if oldest_ms is None or made_ms >= oldest_ms:
+        return False
+    return not await _lookup(services).find_messages(message_id, topics=_WAITING, by_id=True, max_messages=1)
 
 
 def _lookup(services: Services) -> KeyLookup:

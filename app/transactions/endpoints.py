@@ -25,7 +25,7 @@ from app.transactions.schemas import (
 router = APIRouter()
 
 TransactionId = Annotated[str, Path(description="The transaction's id.")]
-_DECIDING = ("transaction_not_found", "transaction_already_resolved", *WRITING)
+_DECIDING = ("transaction_not_found", "transaction_expired", "transaction_already_resolved", *WRITING)
 
 
 @router.post(
@@ -77,7 +77,13 @@ async def list_transactions(request: Request) -> Response:
         tag="transactions",
         query=GetTransactionQuery,
         answers={200: Transaction},
-        problems=["transaction_not_found", "too_many_waiting", "record_corrupt", "not_supported_by_engine"],
+        problems=[
+            "transaction_not_found",
+            "transaction_expired",
+            "too_many_waiting",
+            "record_corrupt",
+            "not_supported_by_engine",
+        ],
     ),
 )
 async def get_transaction(transaction_id: TransactionId, request: Request) -> Response:
@@ -91,7 +97,7 @@ async def get_transaction(transaction_id: TransactionId, request: Request) -> Re
         "getTransactionHistory",
         tag="transactions",
         answers={200: TransactionHistory},
-        problems=["transaction_not_found", "record_corrupt", "not_supported_by_engine"],
+        problems=["transaction_not_found", "transaction_expired", "record_corrupt", "not_supported_by_engine"],
     ),
 )
 async def get_transaction_history(transaction_id: TransactionId, request: Request) -> Response:
@@ -105,7 +111,7 @@ async def get_transaction_history(transaction_id: TransactionId, request: Reques
         "explainTransaction",
         tag="transactions",
         answers={200: Explanation},
-        problems=["transaction_not_found", "record_corrupt"],
+        problems=["transaction_not_found", "transaction_expired", "record_corrupt"],
     ),
 )
 async def explain_transaction(transaction_id: TransactionId, request: Request) -> Response:

@@ -293,6 +293,15 @@ class LocalMessageStore:
         self._check_readable()
         return await self._retention.run_once(now_ms, put_back)
 
+    async def oldest_stored_at_ms(self) -> int | None:
+        """Retention."""
+        first_offset = self._log.first_offset
+        try:
+            record = await self._in_lane(Lane.READ, lambda: self._log.read_at(first_offset)) if first_offset else None
+        except CorruptRecord:
+            return None
+        return None if record is None else record.stored_at_ms
+
     def disk_usage(self) -> DiskUsage:
         """Retention."""
         return self._retention.usage()

@@ -68,10 +68,16 @@ def test_what_is_undecided_held_or_scheduled_outlives_its_segment_and_a_kill_and
             hold(api, "held")
             delayed = {"payload": "scheduled", "delay_ms": 3_600_000}
             due = ok(api.post("/v1/topics/orders/messages", json=delayed), 201)
+            gone = ok(api.post("/v1/topics/orders/messages", json={"payload": "gone"}), 201)
             before = {name: ok(api.get(f"/v1/transactions/{name}")) for name in ("undecided", "held")}
 
             expire(api)
 
+            for what in "", "/payload", "/trace":
+                assert_problem(api.get(f"/v1/messages/{gone['message_id']}{what}"), 410, "message_expired")
+            waiting = [before["undecided"]["messages"][0]["message_id"], due["schedule_id"].replace("sch_", "msg_")]
+            for never_seen in (*waiting, gone["message_id"][:-1] + "~", "order-8812"):
+                assert_problem(api.get(f"/v1/messages/{never_seen}/payload"), 404, "message_not_found")
             problem = assert_problem(api.get("/v1/topics/filling/queues/0/messages?offset=0"), 410, "offset_expired")
             assert problem["context"]["min_offset"] != "0"
         server.kill()

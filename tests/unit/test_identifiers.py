@@ -3,7 +3,7 @@
 import re
 from random import Random
 
-from storage.identifiers import ID_CHARACTERS, Identifiers
+from storage.identifiers import ID_CHARACTERS, Identifiers, made_at_ms
 from tests.support.clock import ManualClock
 
 FORM = re.compile(r"[-0-9A-Z_a-z]{24}")
@@ -33,6 +33,17 @@ def test_the_first_eight_characters_are_the_milliseconds_the_others_are_random()
     assert low == "x_" + "-" * 24
     assert high == "x_" + "z" * 24
     assert Identifiers(ManualClock(0), NoRandomness(0xFF)).new("x") == "x_" + "-" * 8 + "z" * 16
+
+
+def test_an_id_says_when_it_was_made_and_any_other_text_does_not():
+    made_ms = 1_799_999_999_990
+    made = Identifiers(ManualClock(made_ms), Random(1)).new("msg")
+
+    assert made_at_ms(made, "msg") == made_ms
+    assert [made_at_ms("x_" + byte * 24, "x") for byte in "-z"] == [0, (1 << 48) - 1]
+    for other in (made[:-1], f"{made}A", f"{made[:-1]}é", f"{made[:-1]}+", "order-8812", "", made.removeprefix("msg_")):
+        assert made_at_ms(other, "msg") is None
+    assert made_at_ms(made, "txn") is None
 
 
 def test_ids_sort_by_the_millisecond_in_which_they_were_made():

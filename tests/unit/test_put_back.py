@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from storage.errors import OffsetExpired, TransactionConflict
+from storage.errors import OffsetExpired, TransactionConflict, TransactionExpired, UnknownTransaction
 from storage.files.simulated import SimulatedDisk
 from storage.formats import check_pass, properties
 from storage.local.local_store import LocalMessageStore
@@ -18,7 +18,7 @@ from tests.support.simulation import ROOT, World
 from txn.begin import Begin
 from txn.checkback_plan import CheckbackPolicy
 from txn.coordinator import TransactionCoordinator
-from txn.half_message import HALF_QUEUE, OP_QUEUE, read_op
+from txn.half_message import CHECK_QUEUE, HALF_QUEUE, OP_QUEUE, read_op
 from txn.options import TransactionOptions
 from txn.pending import Transaction
 from txn.states import TxnEvent, TxnState
@@ -297,6 +297,76 @@ def test_the_history_tells_that_it_was_put_back():
         assert "1 checks had been answered" in events[1].detail
 
     in_lives(life)
+
+
+def without_its_halves(disk: SimulatedDisk | None = None) -> SimulatedDisk:
+    """A store in which the halves of "again" have expired, and what was answered and decided about it has not."""
+
+    async def life(house):
+        await house.begin("again")
+        await house.fill()
+        await house.answer_unknown("again")
+        await house.coordinator.rollback("again")
+        await asyncio.sleep(61)
+        assert await house.expire()
+        assert (await house.store.offsets(HALF_QUEUE)).first == 2
+        assert await house.store.offsets(CHECK_QUEUE) == await house.store.offsets(OP_QUEUE) == (0, 1)
+
+    return without_derived(in_lives(life, disk=disk))
+
+
+def test_a_decided_transaction_of_which_only_the_decision_is_left_is_said_to_have_expired():
+    async def life(house):
+        coordinator = house.coordinator
+        for ask in (coordinator.get, coordinator.commit, coordinator.rollback, coordinator.history, coordinator.resume):
+            with pytest.raises(TransactionExpired):
+                await ask("again")
+            with pytest.raises(UnknownTransaction):
+                await ask("never")
+
+    in_lives(life, disk=without_its_halves())
+
+
+def test_a_commit_whose_messages_went_with_a_damaged_segment_says_that_they_have_expired():
+    async def life(house):
+        await house.begin("lost")
+        await house.fill()
+        await asyncio.sleep(61)
+
+        async def nothing(first_kept: object) -> None:
+            """As where the half is damaged."""
+
+        assert await house.store.expire(house.world.clock.wall_ms(), nothing)
+        with pytest.raises(TransactionExpired):
+            await house.coordinator.commit("lost")
+        assert (await house.coordinator.rollback("lost")).transaction.state is TxnState.ROLLED_BACK
+
+    in_lives(life)
+
+
+def test_what_was_said_of_a_transaction_that_has_expired_is_not_taken_for_said_of_the_next_one_of_that_id():
+    before: dict[str, object] = {}
+
+    async def begun_again(house):
+        await house.begin("again")
+        before.update(house.shown("again"))
+        assert before["state"] is TxnState.PREPARED
+
+    async def replayed(house):
+        coordinator = house.coordinator
+        assert house.shown("again") == before
+        assert [event.event for event in await coordinator.history("again")] == ["half_stored"]
+        await house.answer_unknown("again")
+        assert house.shown("again")["answers"] == 1
+        assert not (await coordinator.commit("again")).replayed
+        assert await bodies(house.store, ORDERS) == [b"order"]
+
+    async def decided(house):
+        assert house.shown("again")["state"] is TxnState.COMMITTED
+        assert house.shown("again")["answers"] == 1
+
+    disk = without_derived(in_lives(begun_again, disk=without_its_halves()))
+    in_lives(decided, disk=without_derived(in_lives(replayed, disk=disk)))
 
 
 def test_a_decided_transaction_whose_messages_have_expired_is_forgotten_with_them_and_published_no_second_time():
