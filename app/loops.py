@@ -57,7 +57,7 @@ def add_loops(services: Services, settings: Settings) -> None:
         store = services.store
         add(
             "retention",
-            lambda: store.expire(clock.wall_ms(), put_back),
+            lambda: store.expire(clock.wall_ms(), put_back, keep_ms=services.topics.longest_retention_ms()),
             interval_ms=_RETENTION_MS,
             check="store",
             set_aside=lambda: _some(transactions.not_put_back()),

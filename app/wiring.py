@@ -178,7 +178,7 @@ class Wiring:
         database = Database(settings.registry_url)
         stack.push_async_callback(database.aclose)
         await database.open()
-        topics = Topics(database, store, clock, creates_on_use=settings.dev)
+        topics = Topics(database, store, clock, creates_on_use=settings.dev, retention_ms=settings.local.retention_ms)
         producer_groups = ProducerGroups(database, clock, Vault(settings.webhook.encryption_keys))
         consumer_groups = ConsumerGroups(database, clock)
         transactions = TransactionCoordinator(

@@ -136,8 +136,10 @@ class DiskUsage(NamedTuple):
 class Retention(Protocol):
     """Engines that drop old messages by themselves."""
 
-    async def expire(self, now_ms: int, put_back: PutBack) -> int:
+    async def expire(self, now_ms: int, put_back: PutBack, *, keep_ms: int = 0) -> int:
         """Drop some of what has expired, if it is time; 0 where nothing was. Not to be called again before it returns.
+
+        What is younger than `keep_ms` has not expired, however short the engine's own retention is.
 
         Before anything goes `put_back` is called. What it raises is raised, and nothing was dropped then.
         """

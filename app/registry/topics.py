@@ -42,7 +42,7 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     queues: int = 4
     message_types: tuple[MessageType, ...] = ALL_TYPES
-    retention_ms: int = 3 * DAY_MS
+    retention_ms: int
     max_message_bytes: int = 4 * MIB
     dedup_window_ms: int = DAY_MS
     max_delay_ms: int = 30 * DAY_MS
@@ -94,12 +94,18 @@ def _compiled(schema: TopicSchema | None) -> PayloadSchema | None:
 class Topics:
     """The event loop's."""
 
-    def __init__(self, database: Database, store: MessageStore, clock: Clock, *, creates_on_use: bool) -> None:
-        """`creates_on_use`: a topic that does not exist is made with the defaults by whoever sends to it."""
+    def __init__(
+        self, database: Database, store: MessageStore, clock: Clock, *, creates_on_use: bool, retention_ms: int
+    ) -> None:
+        """`creates_on_use`: a topic that does not exist is made with the defaults by whoever sends to it.
+
+        `retention_ms`: that of a topic of which nothing else is said.
+        """
         self._database = database
         self._store = store
         self._clock = clock
         self._creates_on_use = creates_on_use
+        self._retention_ms = retention_ms
         self._topics: dict[str, Topic] = {}
         self._creating = asyncio.Lock()
 
@@ -113,12 +119,21 @@ class Topics:
         stored: Mapping[str, int] = await self._store.topics() if isinstance(self._store, TopicListing) else {}
         for name, queue_count in stored.items():
             if name not in self._topics and not names.is_reserved_name(name):
-                await self._add(self._new(TopicSettings(topic=name, queues=queue_count)))
+                await self._add(self._new(TopicSettings(topic=name, queues=queue_count, retention_ms=self._retention_ms)))
                 log.warning("topic_taken_back", topic=name, queues=queue_count)
 
     def all(self) -> list[Topic]:
         """By name."""
         return [self._topics[name] for name in sorted(self._topics)]
+
+    def retention_ms_of(self, name: str) -> int:
+        """Of the topic, or what it would be if the topic was made now and nothing was said of it."""
+        known = self._topics.get(name)
+        return self._retention_ms if known is None else known.settings.retention_ms
+
+    def longest_retention_ms(self) -> int:
+        """0 where there is no topic."""
+        return max([topic.settings.retention_ms for topic in self._topics.values()], default=0)
 
     def knows(self, name: str) -> bool:
         return name in self._topics
@@ -136,7 +151,7 @@ class Topics:
         topic = self._topics.get(name)
         if topic is None and self._creates_on_use:
             check_name(name)
-            topic = self._new(TopicSettings(topic=name))
+            topic = self._new(TopicSettings(topic=name, retention_ms=self._retention_ms))
         return topic or self.get(name)
 
     async def ensure(self, topic: Topic) -> None:

@@ -40,7 +40,9 @@ async def create(services: Services, call: Call) -> Reply:
     before = None if request is None else await services.sent_keys.sent_before(request, window_ms=registry.DAY_MS)
     if before is not None:
         return _created(services.topics.get(before.topic), before.status, {"Idempotency-Replayed": "true"})
-    settings = registry.TopicSettings(topic=given.topic, **_said(given))
+    # What is not said is as it is: the setting that a new topic has it from may have changed since.
+    said = {"retention_ms": services.topics.retention_ms_of(given.topic), **_said(given)}
+    settings = registry.TopicSettings(topic=given.topic, **said)
     status = 200 if services.topics.knows(given.topic) else 201
 
     async def create_and_append(marks: Sequence[Message]) -> list[Appended]:

@@ -44,7 +44,21 @@ class TopicInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     message_types: Annotated[list[MessageType], Meta(min_length=1, max_length=4, description="What may be sent to it.")] = (
         msgspec.field(default_factory=lambda: list(ALL_TYPES))
     )
-    retention_ms: Annotated[int, Meta(ge=1, le=_MAX_MS)] = 3 * DAY_MS
+    retention_ms: (
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                le=_MAX_MS,
+                description=(
+                    "How long its messages are kept, at least. Whole segments of the log are dropped, in which messages of all "
+                    "topics lie: the longest retention of any topic counts for all, or the service's own where that is longer. "
+                    "Without it the service's own, three days unless set."
+                ),
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     max_message_bytes: Annotated[int, Meta(ge=1, le=MAX_BODY_BYTES)] = 4 * MIB
     dedup_window_ms: Annotated[int, Meta(ge=0, le=_MAX_MS, description="How long an Idempotency-Key counts.")] = DAY_MS
     max_delay_ms: Annotated[int, Meta(ge=0, le=_MAX_MS)] = 30 * DAY_MS

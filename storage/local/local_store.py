@@ -288,19 +288,14 @@ class LocalMessageStore:
         """SyncedPosition."""
         return log_offset is not None and log_offset < self._flusher.durable_end
 
-    async def expire(self, now_ms: int, put_back: PutBack) -> int:
+    async def expire(self, now_ms: int, put_back: PutBack, *, keep_ms: int = 0) -> int:
         """Retention."""
         self._check_readable()
-        return await self._retention.run_once(now_ms, put_back)
+        return await self._retention.run_once(now_ms, put_back, keep_ms=keep_ms)
 
     async def oldest_stored_at_ms(self) -> int | None:
         """Retention."""
-        first_offset = self._log.first_offset
-        try:
-            record = await self._in_lane(Lane.READ, lambda: self._log.read_at(first_offset)) if first_offset else None
-        except CorruptRecord:
-            return None
-        return None if record is None else record.stored_at_ms
+        return await self._in_lane(Lane.READ, self._retention.oldest_stored_at_ms)
 
     def disk_usage(self) -> DiskUsage:
         """Retention."""

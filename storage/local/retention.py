@@ -87,12 +87,13 @@ class Retention:
         self._clean_after_round = 0
         self.refuses_new = refuses(self._policy, used_ratio=space.used_ratio, refused_before=False)
 
-    async def run_once(self, now_ms: int, put_back: PutBack) -> int:
+    async def run_once(self, now_ms: int, put_back: PutBack, *, keep_ms: int) -> int:
         """One run; how many segments were dropped. Raises what `put_back` raises: nothing was dropped then."""
         await self._look_at_disk(now_ms)
         await self._clean()
         newest_ms = await self._in_lane(Lane.READ, lambda: self._newest_of_segments(now_ms))
-        count = plan_deletion(newest_ms, self._policy, now_ms=now_ms, used_ratio=self._space.used_ratio)
+        policy = self._policy._replace(retention_ms=max(self._policy.retention_ms, keep_ms))
+        count = plan_deletion(newest_ms, policy, now_ms=now_ms, used_ratio=self._space.used_ratio)
         # Of what the derived files do not have yet nothing may go. They follow by themselves, within seconds.
         going = [segment for segment in list(self._segments)[:count] if segment.end_offset <= self._deriver.thorough_end]
         if going:
@@ -110,6 +111,11 @@ class Retention:
             is_writable=not self.refuses_new and not self._writer.is_full,
             projected_full_at_ms=project_full(self._samples, limit_bytes=limit_bytes),
         )
+
+    def oldest_stored_at_ms(self) -> int | None:
+        """The read lane's. None where nothing was dropped, or what is left cannot be read."""
+        segments = list(self._segments)
+        return self._first_time_of(segments) if segments[0].base_offset else None
 
     # ------------------------------------------------------------------------------------------------------- the disk
 
@@ -152,7 +158,8 @@ class Retention:
                     self._damaged_heads.add(segment.base_offset)
                     log.error("segment_head_damaged", file=str(damage.path), reason=damage.reason)
                 continue
-            return None if head is None else head.stored_at_ms
+            if head is not None:  # else nothing is there yet, or it was dropped meanwhile
+                return head.stored_at_ms
         return None
 
     async def _drop(self, going: Sequence[Segment], now_ms: int, put_back: PutBack) -> None:

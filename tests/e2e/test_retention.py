@@ -124,3 +124,28 @@ def test_a_damaged_half_message_is_set_aside_by_retention_which_goes_on(tmp_path
             ok(api.post("/v1/transactions/its-half-is-damaged/rollback"))
             ok(api.post("/v1/transactions/whole/commit"))
             assert bodies(api) == ["whole"]
+
+
+def test_the_longest_retention_of_a_topic_keeps_the_messages_of_all(tmp_path):
+    hour_ms = 3_600_000
+    with Server(tmp_path / "data", dev=False, environment=ENVIRONMENT) as server, server.client() as api:
+        filling = ok(api.post("/v1/topics", json={"topic": "filling", "queues": 1}), 201)
+        assert filling["retention_ms"] == int(ENVIRONMENT["ESCROWMQ_LOCAL__RETENTION_MS"])
+        assert ok(api.post("/v1/topics", json={"topic": "filling", "queues": 1})) == filling
+        expire(api)
+        ok(api.post("/v1/topics", json={"topic": "kept", "queues": 1, "retention_ms": hour_ms}), 201)
+        made = runs(api)
+        for _ in range(30):
+            ok(api.post("/v1/topics/filling/messages/raw", content=b"x" * 10_000), 201)
+        until(lambda: runs(api) > made, "the run that was under way is over")
+        before = bounds(api)
+
+        until(lambda: runs(api) > made + 4_000, "retention has run several times")
+
+        assert bounds(api) == before
+
+
+def runs(api: httpx.Client) -> float:
+    """When retention last ran, in wall milliseconds."""
+    retention = next(one for one in ok(api.get("/v1/admin/loops"))["items"] if one["loop"] == "retention")
+    return datetime.fromisoformat(retention["last_run_at"]).timestamp() * 1_000

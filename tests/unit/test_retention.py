@@ -50,8 +50,8 @@ async def send(store: LocalMessageStore, count: int, *, begin: int = 0) -> None:
         await store.append([message(b"x" * 1_000, queue=ORDERS, message_id=f"m{number}", key=f"k{number}")])
 
 
-async def expire(world: World, store: LocalMessageStore, put_back=nothing) -> int:
-    return await store.expire(world.clock.wall_ms(), put_back)
+async def expire(world: World, store: LocalMessageStore, put_back=nothing, *, keep_ms: int = 0) -> int:
+    return await store.expire(world.clock.wall_ms(), put_back, keep_ms=keep_ms)
 
 
 async def ids(store: LocalMessageStore, queue: QueueId = ORDERS) -> list[str]:
@@ -100,6 +100,19 @@ def test_expired_segments_go_and_reading_below_what_is_left_says_what_there_is()
         assert await store.find_messages("k0", topics=["orders"], max_messages=1) == []
         (found,) = await store.find_messages("k100", topics=["orders"], max_messages=1)
         assert found.message_id == "m100"
+
+    in_lives(life)
+
+
+def test_what_somebody_wants_to_keep_for_longer_than_the_store_would_stays_as_long():
+    async def life(world, store):
+        await send(store, 60)
+        await asyncio.sleep(50)
+        assert await expire(world, store, keep_ms=1_000) == 0, "nor does a shorter time make the store's own shorter"
+        await asyncio.sleep(11)
+        assert await expire(world, store, keep_ms=100_000) == 0
+        await asyncio.sleep(40)
+        assert await expire(world, store, keep_ms=100_000)
 
     in_lives(life)
 
