@@ -142,10 +142,13 @@ class Retention:
             begin = segment.base_offset
             if begin not in self._newest_ms and (time_ms := self._first_time_of(segments[index + 1 :])) is not None:
                 self._newest_ms[begin] = time_ms
-            # Where the clock was once ahead the log's times are, too, for as long. But what has been seen for an hour is an
-            # hour old, whatever its time says and however the clock was set since.
+            if begin not in self._newest_ms:
+                newest.append(now_ms)
+                continue
+            # Where the clock was once ahead the log's times are, too, for as long. But what has been seen to be complete for an
+            # hour is an hour old, whatever its time says and however the clock was set since.
             seen_ms = self._seen_ms.setdefault(begin, monotonic_ms)
-            newest.append(min(self._newest_ms.get(begin, now_ms), now_ms - (monotonic_ms - seen_ms)))
+            newest.append(min(self._newest_ms[begin], now_ms - (monotonic_ms - seen_ms)))
         return newest
 
     def _first_time_of(self, segments: Sequence[Segment]) -> int | None:

@@ -178,6 +178,24 @@ def test_what_was_stored_while_the_clock_was_a_year_ahead_expires_when_it_has_be
     in_lives(life)
 
 
+def test_a_segment_that_filled_slowly_is_as_old_as_what_was_stored_in_it_last():
+    async def life(world, store):
+        await send(store, 10)
+        await asyncio.sleep(1)
+        assert len(names(world, "commitlog")) == 2, "the next one is made ahead"
+        assert await expire(world, store) == 0
+        await asyncio.sleep(61)
+        await send(store, 20, begin=10)
+        await asyncio.sleep(1)
+
+        assert await expire(world, store) == 0
+
+        await asyncio.sleep(60)
+        assert await expire(world, store)
+
+    in_lives(life)
+
+
 def test_what_the_floors_above_write_again_is_told_by_queue_and_a_failure_of_theirs_drops_nothing():
     async def life(world, store):
         await send(store, 50)
