@@ -63,7 +63,7 @@ def test_what_is_undecided_held_or_scheduled_outlives_its_segment_and_a_kill_and
         with server.client() as api:
             for topic in "orders", "filling":
                 ok(api.post("/v1/topics", json={"topic": topic, "queues": 1}), 201)
-            begin(api, "undecided")
+            begin(api, "undecided", check={"first_after_ms": 600_000})  # not asked about meanwhile, however slow the machine
             begin(api, "to-roll-back")
             hold(api, "held")
             delayed = {"payload": "scheduled", "delay_ms": 3_600_000}
