@@ -36,6 +36,7 @@ for line in sys.stdin.read().splitlines():
 
 
 @pytest.mark.xdist_group("spark")
+@pytest.mark.faults
 def test_the_exit_status_says_what_came_of_it(tmp_path):
     """One process for all, since Java takes seconds to start."""
     _, truth = plant(tmp_path / "planted", times=1)

@@ -164,6 +164,7 @@ def test_a_transaction_of_as_many_messages_as_there_can_be_is_judged(spark):
     assert Fact.ALTERED not in Fact(row["facts"])
 
 
+@pytest.mark.faults
 def test_of_a_transaction_with_very_many_records_the_first_are_listed(spark, planted):
     found = audit_of(spark, planted[0]).run(listed_records=2).report["findings"]["items"]
 

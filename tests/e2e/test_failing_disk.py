@@ -178,7 +178,7 @@ def test_a_full_disk_refuses_new_messages_takes_decisions_serves_the_rest_and_go
         receipt = until(lambda: taken(send_much(api)), "it goes on", seconds=5)
         assert ok(api.get("/readyz"))["checks"]["store_writable"] == "ok"
         assert len(ok(api.get("/v1/topics/later/queues/0/messages?wait_ms=10000"))["messages"]) == 1
-        assert "waits_for" not in loop(api, "schedules")
+        until(lambda: "waits_for" not in loop(api, "schedules"), "the run that delivered it has ended")
 
         assert receipt["queue_offset"] == len(everything(api)) - 1
         known = {one["transaction_id"] for one in ok(api.get("/v1/transactions"))["items"]}

@@ -75,9 +75,10 @@ def test_what_is_undecided_held_or_scheduled_outlives_its_segment_and_a_kill_and
 
             for what in "", "/payload", "/trace":
                 assert_problem(api.get(f"/v1/messages/{gone['message_id']}{what}"), 410, "message_expired")
-            waiting = [before["undecided"]["messages"][0]["message_id"], due["schedule_id"].replace("sch_", "msg_")]
-            for never_seen in (*waiting, gone["message_id"][:-1] + "~", "order-8812"):
+            undecided = before["undecided"]["messages"][0]["message_id"]
+            for never_seen in undecided, gone["message_id"][:-1] + "~", "order-8812":
                 assert_problem(api.get(f"/v1/messages/{never_seen}/payload"), 404, "message_not_found")
+            assert api.get(f"/v1/messages/{due['message_id']}/payload").text == "scheduled"
             problem = assert_problem(api.get("/v1/topics/filling/queues/0/messages?offset=0"), 410, "offset_expired")
             assert problem["context"]["min_offset"] != "0"
         server.kill()
