@@ -9,11 +9,12 @@ asked about or held, and no loop spins.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 from typing import Any
 
 from scheduler import cron_schedule, scheduled_message
-from scheduler.cron_schedule import CRON_QUEUE, CatchUp, CronSchedule, Fired, Skipped
+from scheduler.cron_schedule import CRON_QUEUE, AnyCronMark, CatchUp, CountedAnew, CronSchedule, Fired, Skipped
 from scheduler.cron_service import CronService
 from scheduler.options import ScheduleOptions
 from scheduler.schedule_service import ScheduleService
@@ -333,11 +334,11 @@ class Day:
         for message in messages:
             assert message.stored_at_ms >= int(message.message_id.split("@")[1]), f"{message.message_id} came early"
         for schedule_id in self.registry.kept:
-            settled = {mark.settled_ms for mark in marks if isinstance(mark, Fired) and mark.schedule_id == schedule_id}
-            skipped = [mark for mark in marks if isinstance(mark, Skipped) and mark.schedule_id == schedule_id]
-            for moment_ms in range(min(settled, default=0), max(settled, default=0), CRON_MS):
-                is_left_out = any(mark.since_ms <= moment_ms <= mark.settled_ms for mark in skipped)
-                assert (moment_ms in settled) != is_left_out, f"{schedule_id} at {moment_ms}: {is_left_out=}"
+            own = [mark for mark in marks if mark.schedule_id == schedule_id]
+            # A clock that was far ahead and is right again makes it count anew: between two such moments nothing is missing.
+            begins = [at for at, mark in enumerate(own) if isinstance(mark, CountedAnew)]
+            for begin, end in pairwise([0, *begins, len(own)]):
+                _expect_each_moment(schedule_id, own[begin:end])
 
     # -------------------------------------------------------------------------------------------------- what it is asked
 
@@ -358,6 +359,16 @@ class Day:
             assert ms >= 0, f"delivered {-ms} ms early"
             self.most_late_ms = max(self.most_late_ms, ms)
             self.delivered += 1
+
+
+def _expect_each_moment(schedule_id: str, marks: list[AnyCronMark]) -> None:
+    """From the first to the last that fired, each has fired, now or ahead of its time, or was left out by a mark."""
+    fired = {mark.settled_ms for mark in marks if isinstance(mark, Fired)}
+    skipped = [mark for mark in marks if isinstance(mark, Skipped)]
+    ahead = {moment_ms for mark in marks if isinstance(mark, CountedAnew) for moment_ms in mark.fired_ahead}
+    for moment_ms in range(min(fired, default=0), max(fired, default=0), CRON_MS):
+        is_left_out = moment_ms in ahead or any(mark.since_ms <= moment_ms <= mark.settled_ms for mark in skipped)
+        assert (moment_ms in fired) != is_left_out, f"{schedule_id} at {moment_ms}: {is_left_out=}"
 
 
 class Service:
