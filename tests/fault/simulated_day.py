@@ -265,10 +265,10 @@ class Day:
         self.producers_say = service.randomness.choice(["unreachable", "unknown", "commit", "rollback"])
 
     async def _jump(self, service: "Service") -> None:
-        jump_ms = service.randomness.choice(JUMPS_MS)
-        service.clock.jump(jump_ms)
+        before_ms = service.clock.wall_ms()
+        service.clock.jump(service.randomness.choice(JUMPS_MS))
         self.jumps += 1
-        self.furthest_ms = max(self.furthest_ms, service.clock.wall_ms())
+        self.furthest_ms = max(self.furthest_ms, before_ms, service.clock.wall_ms())
         await asyncio.sleep(4 * SWEEP_MS / 1000)
         await self._observe(service)
 
