@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from storage.clock import Clock
+from storage.errors import FlushFailed, StoreClosed
 
 log = structlog.get_logger()
 
@@ -74,7 +75,10 @@ class Ticker:
             self.failures += 1
             self._in_a_row += 1
             self.last_error = f"{type(error).__name__}: {error}"
-            if self._in_a_row == 1:
+            if isinstance(error, (StoreClosed, FlushFailed)):
+                # The service itself says why the store has ended; a traceback would be of whoever came next.
+                log.warning("ticker_without_store", ticker=self.name, error=self.last_error)
+            elif self._in_a_row == 1:
                 log.exception("ticker_failed", ticker=self.name)
             else:
                 log.warning("ticker_failed_again", ticker=self.name, failures=self._in_a_row, error=self.last_error)

@@ -53,10 +53,11 @@ def from_now(**delta: float) -> str:
     ("delay", "delay_ms"), [({"delay_ms": 300}, 300), ({"delay_ms": 1_000}, 1_000), ({"delay_level": 1}, 1_000)]
 )
 def test_a_delayed_message_comes_at_its_time_with_its_own_id_and_not_before(api, topic, delay, delay_ms):
+    asked = at(from_now())
     receipt = send(api, topic, payload="later", key="8812", tag="paid", properties={"a": "b"}, **delay)
     assert {"queue_id", "queue_offset"} & set(receipt) == set()
     assert receipt["topic"] == topic
-    assert at(receipt["deliver_at"]) == at(receipt["stored_at"]) + timedelta(milliseconds=delay_ms)
+    assert asked <= at(receipt["deliver_at"]) - timedelta(milliseconds=delay_ms) <= at(receipt["stored_at"])
     assert look(api, receipt) == {
         "schedule_id": receipt["schedule_id"],
         "kind": "message",

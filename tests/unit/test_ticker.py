@@ -3,8 +3,10 @@
 import asyncio
 
 import pytest
+import structlog
 
 from scheduler.loops import LoopReport, Loops, SetAside
+from storage.errors import FlushFailed, StorageFull, StoreClosed
 from storage.files.simulated import SimulatedDisk
 from storage.local.options import LocalStoreOptions
 from tests.support.builders import messages
@@ -17,9 +19,10 @@ BEGIN_MS = 1_800_000_000_000
 class Job:
     """Something that a loop does; fails as often as `failures` says."""
 
-    def __init__(self, world: World, *, failures: int = 0, takes_ms: int = 0) -> None:
+    def __init__(self, world: World, *, failures: int = 0, takes_ms: int = 0, error: type[Exception] = OSError) -> None:
         self._world = world
         self.failures = failures
+        self.error = error
         self.takes_ms = takes_ms
         self.begun_ms: list[int] = []
         self.under_way = 0
@@ -31,7 +34,7 @@ class Job:
         await asyncio.sleep(self.takes_ms / 1000)
         self.under_way -= 1
         if len(self.begun_ms) <= self.failures:
-            raise OSError(f"number {len(self.begun_ms)}")
+            raise self.error(f"number {len(self.begun_ms)}")
 
 
 def in_loops(main, *, chance: float = 0.0) -> None:
@@ -111,6 +114,27 @@ def test_a_failure_is_told_until_a_run_ends_well_and_counted_for_ever():
         assert (failing.failures, failing.last_error, failing.lag_ms) == (2, None, 0)
         assert loops.failing("scheduler") == []
         await loops.stop()
+
+    in_loops(main)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_cause"), [(StoreClosed, False), (FlushFailed, False), (StorageFull, True), (OSError, True)]
+)
+def test_a_loop_that_finds_the_store_ended_counts_it_and_leaves_the_cause_to_the_service(error, is_cause):
+    async def main(world, loops):
+        loops.add("job", Job(world, failures=1, error=error).run_once, interval_ms=SECOND, check="any")
+
+        with structlog.testing.capture_logs() as lines:
+            await run_for(loops, 100)
+
+        (line,) = lines
+        assert ("exc_info" in line) is is_cause
+        assert (line["log_level"], line["event"]) == (
+            ("error", "ticker_failed") if is_cause else ("warning", "ticker_without_store")
+        )
+        (report,) = loops.reports()
+        assert report.failures == 1
 
     in_loops(main)
 
