@@ -28,17 +28,18 @@ _OPTIONS = LocalStoreOptions(flush=FlushPolicy.INTERVAL)
 def run() -> None:
     with tempfile.TemporaryDirectory(dir=".") as directory:
         root = Path(directory)
-        lookups, reads, log_end = uvloop.run(_fill_and_find(root / "store"))
+        cold, reads, lookups, log_end = uvloop.run(_fill_and_find(root / "store"))
         walked, built = _build(root, log_end)
     figures = [
         Figure("index made from the log", 2 * COUNT / built, "entries/s", 2 * COUNT / walked, "checking the log alone"),
+        Figure("message read by its offset, files not in memory", cold, "reads/s", reads, "the same once more"),
         Figure("message found by its id", lookups, "lookups/s", reads, "reading it by its offset"),
     ]
     show(f"The key index of {COUNT:,} messages", "messages of 100 bytes with a key and an id", figures)
 
 
-async def _fill_and_find(root: Path) -> tuple[float, float, int]:
-    """Finds by id a second and reads by offset a second, of messages anywhere in the log; and where the log ends."""
+async def _fill_and_find(root: Path) -> tuple[float, float, float, int]:
+    """Of messages anywhere in the log: first reads by offset a second, later ones, finds by id; and where the log ends."""
     clock = SystemClock()
     identifiers = Identifiers(clock, SystemRandom())
     store = await LocalMessageStore.open(root, _OPTIONS, OsVfs(), clock, identifiers)
@@ -53,11 +54,13 @@ async def _fill_and_find(root: Path) -> tuple[float, float, int]:
     await store.create_topic("orders", queue_count=4)
     wanted = random.Random(0).sample(places, _LOOKUPS)
 
-    begun = perf_counter()
-    for message_id, queue, queue_offset in wanted:
-        (read,) = await store.read(queue, queue_offset, max_messages=1, max_bytes=1 << 20)
-        assert read.message_id == message_id
-    reads = _LOOKUPS / (perf_counter() - begun)
+    reads = []
+    for _ in range(2):
+        begun = perf_counter()
+        for message_id, queue, queue_offset in wanted:
+            (read,) = await store.read(queue, queue_offset, max_messages=1, max_bytes=1 << 20)
+            assert read.message_id == message_id
+        reads.append(_LOOKUPS / (perf_counter() - begun))
     begun = perf_counter()
     for message_id, _, queue_offset in wanted:
         (found,) = await store.find_messages(message_id, topics=["orders"], by_id=True, max_messages=1)
@@ -65,7 +68,7 @@ async def _fill_and_find(root: Path) -> tuple[float, float, int]:
     finds = _LOOKUPS / (perf_counter() - begun)
     log_end = store.status().written_end
     await store.aclose()
-    return finds, reads, log_end
+    return reads[0], reads[1], finds, log_end
 
 
 def _build(root: Path, end: int) -> tuple[float, float]:
