@@ -6,7 +6,7 @@ end, and whoever speaks something else is told so in the same form as by any rou
 
 import asyncio
 import secrets
-from typing import Any
+from typing import Any, cast
 
 import httptools
 from uvicorn._types import ASGI3Application
@@ -54,6 +54,7 @@ def guarded(options: HttpOptions, *, can_cut: bool = False) -> type[asyncio.Prot
             if can_cut:
                 extensions: dict[str, Any] = {CUT: cycle.transport.abort}
                 cycle.scope["extensions"] = extensions
+            cycle.transport = cast("asyncio.Transport", _AnswerAtOnce(cycle))
             super()._start_asgi_task(cycle, app)
 
         def data_received(self, data: bytes) -> None:
@@ -195,6 +196,41 @@ def guarded(options: HttpOptions, *, can_cut: bool = False) -> type[asyncio.Prot
                 self.transport.close()
 
     return GuardedProtocol
+
+
+class _AnswerAtOnce:
+    """What an answer is written to: its head waits for its body, so that they go out in one call and one packet.
+
+    Only where the body is announced by its length, which is written as soon as it is there; a stream's head goes first.
+    """
+
+    __slots__ = ("_cycle", "_has_begun", "_head", "_transport")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._transport = cycle.transport
+        self._head = b""
+        self._has_begun = False
+
+    def write(self, data: bytes) -> None:
+        cycle = self._cycle
+        if self._head:
+            data, self._head = self._head + data, b""
+        elif cycle.response_started and not self._has_begun:
+            self._has_begun = True
+            if cycle.chunked_encoding is False and cycle.expected_content_length and cycle.scope["method"] != "HEAD":
+                self._head = data
+                return
+        self._transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        if self._head:
+            self._transport.write(self._head)
+            self._head = b""
+        self._transport.close()
 
 
 def _new_parser(protocol: HttpToolsProtocol) -> Any:

@@ -1,0 +1,105 @@
+"""What an answer looks like on the wire: in how many pieces it is handed to the network."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from app.guard import guarded
+from app.settings import HttpOptions
+
+BODY = b'{"message_id": "msg_1"}'
+
+
+class Wire(asyncio.Transport):
+    """Keeps each piece that is written."""
+
+    def __init__(self) -> None:
+        super().__init__({"sockname": ("127.0.0.1", 8080), "peername": ("127.0.0.1", 40_000)})
+        self.pieces: list[bytes] = []
+        self.is_closed = asyncio.Event()
+
+    def write(self, data: Any) -> None:
+        self.pieces.append(bytes(data))
+
+    def is_closing(self) -> bool:
+        return self.is_closed.is_set()
+
+    def close(self) -> None:
+        self.is_closed.set()
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+def pieces_of(app: Any, request: bytes) -> list[bytes]:
+    """What an app's answer is written as; the connection ends with it."""
+
+    async def ask() -> list[bytes]:
+        config = Config(app, access_log=False, server_header=False, date_header=False)
+        config.load()
+        wire = Wire()
+        protocol: Any = guarded(HttpOptions())(config, ServerState(), {})  # type: ignore[call-arg]
+        protocol.connection_made(wire)
+        protocol.data_received(request)
+        async with asyncio.timeout(10):
+            await wire.is_closed.wait()
+        protocol.connection_lost(None)
+        return wire.pieces
+
+    return asyncio.run(ask())
+
+
+def request(method: str = "GET") -> bytes:
+    return f"{method} / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+
+
+def answering(*parts: bytes, length: int | None, breaks_off: bool = False) -> Any:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        headers = [] if length is None else [(b"content-length", str(length).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if breaks_off:
+            raise OSError("no body")
+        for number, part in enumerate(parts, 1):
+            await send({"type": "http.response.body", "body": part, "more_body": number < len(parts)})
+
+    return app
+
+
+def test_head_and_body_of_an_answer_go_out_in_one_piece():
+    (piece,) = pieces_of(answering(BODY, length=len(BODY)), request())
+
+    head, body = piece.split(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert body == BODY
+
+
+def test_a_body_of_known_length_in_parts_goes_out_as_the_parts_come():
+    first, second, third = pieces_of(answering(b"ab", b"cd", b"e", length=5), request())
+
+    assert first.endswith(b"\r\n\r\nab")
+    assert (second, third) == (b"cd", b"e")
+
+
+def test_the_head_of_a_stream_does_not_wait_for_its_first_part():
+    head, part, last = pieces_of(answering(b"line\n", b"", length=None), request())
+
+    assert head.endswith(b"\r\ntransfer-encoding: chunked\r\n\r\n")
+    assert (part, last) == (b"5\r\nline\n\r\n", b"0\r\n\r\n")
+
+
+@pytest.mark.parametrize(("length", "method"), [(0, "GET"), (len(BODY), "HEAD")])
+def test_an_answer_without_a_body_is_its_head(length, method):
+    pieces = pieces_of(answering(BODY[:length], length=length), request(method))
+
+    assert b"".join(pieces).startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"".join(pieces).endswith(b"\r\n\r\n")
+
+
+def test_what_breaks_off_before_its_body_still_sends_its_head_and_closes():
+    (head,) = pieces_of(answering(length=len(BODY), breaks_off=True), request())
+
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
