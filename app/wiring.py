@@ -324,6 +324,7 @@ class Wiring:
         delivery = self._services.delivery
         yield "escrowmq_requests_pending", "Requests that wait for their replies", self._services.requests.table.pending_count
         yield "escrowmq_messages_leased", "Messages that are lent to consumers", delivery.count(State.LEASED)
+        yield "escrowmq_messages_skipped", "Messages that groups passed over by their rules", delivery.count_skipped()
         yield "escrowmq_schedules_scheduled", "Delayed messages that wait", schedules.counts.waiting
         yield "escrowmq_schedules_set_aside", "Delayed messages that could not be delivered", schedules.counts.never
         cron = self._services.cron.table

@@ -31,7 +31,11 @@ class Subscription(NamedTuple):
 
 
 class GroupRules(msgspec.Struct, frozen=True, kw_only=True):
-    """`max_attempts` counts hand-outs; the nth retry waits the nth of `backoff_ms`, later ones the last."""
+    """`max_attempts` counts hand-outs; the nth retry waits the nth of `backoff_ms`, later ones the last.
+
+    `skip_lag_over`: messages of a queue that lie further from its end than this, and `skip_older_than_ms`: that were stored
+    longer ago, are passed over where the group was never given them.
+    """
 
     subscriptions: tuple[Subscription, ...] = ()
     start: Start = Start.EARLIEST
@@ -40,6 +44,12 @@ class GroupRules(msgspec.Struct, frozen=True, kw_only=True):
     backoff_ms: tuple[int, ...] = BACKOFF_MS
     dead_letter: bool = True
     ordered: bool = False
+    skip_lag_over: int | None = None
+    skip_older_than_ms: int | None = None
+
+    @property
+    def may_skip(self) -> bool:
+        return self.skip_lag_over is not None or self.skip_older_than_ms is not None
 
 
 @lru_cache(maxsize=4_096)

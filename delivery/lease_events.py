@@ -46,6 +46,14 @@ class Run(_Row, frozen=True):
     lease: int
 
 
+class Skip(_Row, frozen=True):
+    """`why`: "lag" or "age"."""
+
+    first: int
+    count: int
+    why: str
+
+
 class ReturnedMessage(_Row, frozen=True):
     """`due_ms`: when it is handed out again; `delay_ms`: how long that is."""
 
@@ -133,6 +141,12 @@ class Discarded(LeaseEvent, frozen=True, tag="discarded"):
     runs: list[Run]
 
 
+class Skipped(LeaseEvent, frozen=True, tag="skipped"):
+    """Passed over by the group's rules, without having been handed out."""
+
+    runs: list[Skip]
+
+
 class Reset(LeaseEvent, frozen=True, tag="reset"):
     """The group goes on at these positions; leases there have ended.
 
@@ -191,8 +205,8 @@ class TaskEnded(LeaseEvent, frozen=True, tag="task_ended"):
 
 
 AnyLeaseEvent = (
-    Leased | Acked | Extended | Expired | Returned | Retried | DeadLettered | Discarded | Reset | Deleted
-    | Redriven | Purged | TaskBegun | TaskEnded
+    Leased | Acked | Extended | Expired | Returned | Retried | DeadLettered | Discarded | Skipped | Reset
+    | Deleted | Redriven | Purged | TaskBegun | TaskEnded
 )  # fmt: skip
 
 _decoder: msgspec.json.Decoder[AnyLeaseEvent] = msgspec.json.Decoder(AnyLeaseEvent)

@@ -179,6 +179,27 @@ class QueueLeases:
             self.settle(first, count)
         return before - self.slots.unsettled
 
+    def skip(self, first: int, count: int) -> int:
+        """Those of them that were never handed out are done with. How many were not before."""
+        end, cursor = first + count, self.slots.cursor
+        skipped = max(0, end - max(first, cursor))
+        for offset in range(first, min(end, cursor)):
+            slot = self.slots.get(offset)
+            if slot.state == State.OPEN and not slot.attempt:
+                self.settle(offset, 1)
+                skipped += 1
+        if end > cursor:
+            self.slots.advance_to(end)
+        self.logged_end = max(self.logged_end, end)
+        return skipped
+
+    def drop_below(self, first: int) -> None:
+        """The log no longer has what lies below."""
+        slots = self.slots
+        if slots.cursor < first:
+            self.settle(slots.prefix, slots.cursor - slots.prefix)
+            slots.advance_to(first)
+
     def settle(self, first: int, count: int) -> None:
         if self.order is not None:
             for offset in range(first, first + count):
@@ -200,6 +221,7 @@ class GroupLeases:
         self.retry_start = 0  # where the retry topic begins for this group
         self.dead_letters_gone = OffsetSet()  # redriven, purged, or those of an earlier group of the name
         self.waiting: dict[str, int] = {}  # messages put off for a retry, by queue ("orders/2"), or topic
+        self.skipped: dict[str, int] = {}  # messages that were passed over by the group's rules, by queue
         self.attempts: OrderedDict[str, Attempt] = OrderedDict()
         self.turn = 0
         self.untold: dict[int, Untold] = {}  # by lease: lent here and not in the log yet
@@ -314,6 +336,8 @@ class GroupLeases:
             self.dead_letters_gone.add_below(event.before)
         elif isinstance(event, events.Acked | events.DeadLettered | events.Discarded):
             self._settle(event.runs)
+        elif isinstance(event, events.Skipped):
+            self._apply_skipped(event)
         elif isinstance(event, events.Expired):
             self._apply_expired(event.runs)
         elif isinstance(event, events.Returned):
@@ -384,15 +408,28 @@ class GroupLeases:
         queue.logged_end = max(queue.logged_end, scan.end)
         if slots.cursor >= scan.end:
             return  # it is known already
-        if slots.cursor < scan.begin:
-            # The event that told of these was never written; they may have been for the group, so they are looked at again.
-            slots.put(slots.cursor, scan.begin - slots.cursor, State.OPEN, attempt=0)
+        self._look_again(queue, scan.begin)
         for run in (*event.runs, *event.passed):
             if run.queue_id == scan.queue_id:
                 first, end = max(run.first, slots.cursor, scan.begin), min(run.first + run.count, scan.end)
                 if first < end:
                     slots.put(first, end - first, State.OPEN, attempt=run.attempt)
         slots.advance_to(scan.end)
+
+    def _apply_skipped(self, event: events.Skipped) -> None:
+        for run in event.runs:
+            queue = self.open(run.queue_id, run.first)
+            self._look_again(queue, run.first)
+            if skipped := queue.skip(run.first, run.count):
+                self.skipped[str(run.queue_id)] = self.skipped.get(str(run.queue_id), 0) + skipped
+
+    @staticmethod
+    def _look_again(queue: QueueLeases, end: int) -> None:
+        """No event tells what became of the messages below: it was never written. They may be for the group."""
+        cursor = queue.slots.cursor
+        if cursor < end:
+            queue.slots.put(cursor, end - cursor, State.OPEN, attempt=0)
+            queue.slots.advance_to(end)
 
     def _apply_expired(self, runs: Sequence[Run]) -> None:
         for run in runs:
@@ -452,6 +489,7 @@ class GroupLeases:
             retry_start=self.retry_start,
             dead_letters_gone=(self.dead_letters_gone.prefix, list(self.dead_letters_gone.ahead)),
             waiting=waiting,
+            skipped=self.skipped,
             attempts=list(self.attempts.items()),
             queues=[(queue.queue, queue.slots.dump(untold.get(queue.index, {}))) for queue in self.queues],
         )
@@ -466,6 +504,7 @@ class GroupLeases:
         group.retry_start = dump.retry_start
         group.dead_letters_gone = OffsetSet(*dump.dead_letters_gone)
         group.waiting = dump.waiting
+        group.skipped = dump.skipped
         group.attempts = OrderedDict(dump.attempts)
         for queue, slots in dump.queues:
             added = group._add(queue, QueueSlots.load(slots, later_ms=later_ms))
@@ -487,6 +526,7 @@ class GroupDump(msgspec.Struct, frozen=True, kw_only=True):
     waiting: dict[str, int]
     attempts: list[tuple[str, Attempt]]
     queues: list[tuple[QueueId, SlotsDump]]
+    skipped: dict[str, int] = {}  # an earlier version kept none
 
 
 class TableDump(msgspec.Struct, frozen=True, kw_only=True):

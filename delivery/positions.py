@@ -40,7 +40,9 @@ class Move(NamedTuple):
 
 
 class QueueLag(NamedTuple):
-    """Numbers of messages, before any filter; `oldest_ready_ms`: when the oldest one that is ready was stored."""
+    """Numbers of messages, before any filter; `oldest_ready_ms`: when the oldest one that is ready was stored; `skipped`: ever,
+    by the group's rules.
+    """
 
     queue: QueueId
     offset: int
@@ -49,6 +51,7 @@ class QueueLag(NamedTuple):
     leased: int
     waiting: int
     oldest_ready_ms: int | None
+    skipped: int
 
 
 class Positions:
@@ -159,7 +162,8 @@ class Positions:
         if known is None:
             position = await self.get(group, queue)
             begin = max(bounds.first, bounds.first if position is None else position)
-            return QueueLag(queue, begin, bounds.end, bounds.end - begin, 0, 0, await self._stored_ms(queue, begin, bounds.end))
+            oldest_ms = await self._stored_ms(queue, begin, bounds.end)
+            return QueueLag(queue, begin, bounds.end, bounds.end - begin, 0, 0, oldest_ms, skipped=0)
         slots = known.slots
         counts = slots.counts
         begin = max(slots.cursor, bounds.first)
@@ -174,6 +178,7 @@ class Positions:
             counts[State.LEASED] + counts[State.ACKING] + counts[State.MOVING],
             counts[State.WAITING],
             await self._stored_ms(queue, max(oldest, bounds.first), bounds.end),
+            self._journal.table.group(group).skipped.get(str(queue), 0),
         )
 
     async def _stored_ms(self, queue: QueueId, offset: int, end: int) -> int | None:

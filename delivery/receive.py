@@ -18,6 +18,7 @@ from delivery.journal import LeaseJournal
 from delivery.lease_events import Leased, Position, Reset
 from delivery.lease_table import Attempt, GroupLeases, QueueLeases
 from delivery.settle import Settling
+from delivery.skipping import Skipping, Why, why_skipped
 from delivery.slots import State
 from delivery.taking import Taken, Taking
 from delivery.waiters import Waiters
@@ -88,6 +89,7 @@ class Receiving:
         self._waiters = waiters
         self._randomness = randomness
         self._withdrawn = withdrawn
+        self._skipping = Skipping(journal)
         self._locks: dict[str, asyncio.Lock] = {}
         self._granting: dict[tuple[str, str], asyncio.Event] = {}
 
@@ -246,6 +248,8 @@ class Receiving:
     async def _take(self, taking: Taking, rules: GroupRules) -> None:
         leases = taking.leases
         queues = await self._queues(leases, rules)
+        if rules.may_skip:
+            await self._skipping.skip_new(leases, queues, rules)
         leases.turn += 1
         at = leases.turn % len(queues)
         queues = queues[at:] + queues[:at]
@@ -294,6 +298,9 @@ class Receiving:
     async def _take_open(self, taking: Taking, queue: QueueLeases, rules: GroupRules) -> bool:
         """Look at as many as there is room for. False where there were none."""
         exhausted: list[Taken] = []
+        skipped: list[tuple[int, Why]] = []
+        may_skip = rules.may_skip and not queue.is_retry
+        end, now_ms = (await self._store.offsets(queue.queue)).end if may_skip else 0, self._journal.now().wall_ms
         offsets = queue.take_open(taking.left)
         left = dict.fromkeys(offsets)
         try:
@@ -305,6 +312,9 @@ class Receiving:
                     if message is not None and not slot.attempt:
                         self._first_attempt(taking, queue, message)  # it has come back, though nobody gets it
                     queue.settle_taken(offset)
+                elif may_skip and not slot.attempt and (why := why_skipped(rules, message, end=end, now_ms=now_ms)):
+                    skipped.append((offset, why))
+                    continue
                 elif slot.attempt >= rules.max_attempts:
                     exhausted.append(Taken(queue, offset, slot.attempt, message))
                     queue.slots.set_state(offset, State.MOVING)
@@ -316,6 +326,7 @@ class Receiving:
                     taking.lend(queue, offset, attempt + 1, message)
                     taking.keys.add((queue.index, message.ordering_key or ""))
                 del left[offset]
+            await self._skipping.skip(taking.leases, queue, skipped)
             for one in exhausted:
                 del left[one.offset]
         finally:
@@ -332,9 +343,7 @@ class Receiving:
         is_plain = is_plain and not self._withdrawn.has_withdrawn(queue.queue.topic)
         for _ in range(_SCAN_READS):
             bounds = await self._store.offsets(queue.queue)
-            if slots.cursor < bounds.first:
-                queue.settle(slots.prefix, slots.cursor - slots.prefix)  # what the log has dropped
-                slots.advance_to(bounds.first)
+            queue.drop_below(bounds.first)
             if taking.is_full or slots.cursor >= bounds.end or _has_passed_many(queue, rules):
                 return
             if is_plain:

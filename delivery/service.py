@@ -5,6 +5,7 @@ lease_table.py   who has what until when              settle.py     acknowledge,
 lease_events.py  what happened, in the log            positions.py  committed offsets, reset, lag
 lease_list.py    the leases of a group                trace.py      what happened to one message
 journal.py       the two, and snapshots               waiters.py    who waits for messages
+skipping.py      what a group passes over
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -157,6 +158,10 @@ class Delivery:
     async def lag(self, group: str, rules: GroupRules) -> tuple[list[QueueLag], int]:
         """(each queue of the group, its retry queue the first; messages that wait for a retry elsewhere)."""
         return await self._positions.lag(group, rules)
+
+    def count_skipped(self) -> int:
+        """Messages that were passed over by the rules of their groups."""
+        return sum(sum(leases.skipped.values()) for leases in self.table)
 
     def count(self, state: State) -> int:
         """Messages in this state, of all groups."""

@@ -27,6 +27,7 @@ _ACT = {
     events.Retried: "nacked",
     events.DeadLettered: "dead_lettered",
     events.Discarded: "discarded",
+    events.Skipped: "skipped",
     events.Redriven: "redriven",
     events.Reset: "reset",
 }
@@ -99,10 +100,9 @@ def _is_about(event: AnyLeaseEvent, message: StoredMessage, places: _Places, gro
     return any(True for _ in _runs_about(event, places))
 
 
-def _runs_about(event: AnyLeaseEvent, places: _Places) -> Iterator[events.LeasedRun | events.Run | None]:
-    if isinstance(
-        event, events.Leased | events.Acked | events.Expired | events.Retried | events.DeadLettered | events.Discarded
-    ):
+def _runs_about(event: AnyLeaseEvent, places: _Places) -> Iterator[events.LeasedRun | events.Run | events.Skip | None]:
+    with_runs = events.Leased | events.Acked | events.Expired | events.Retried | events.DeadLettered | events.Discarded
+    if isinstance(event, with_runs | events.Skipped):
         for run in event.runs:
             if any(run.first <= offset < run.first + run.count for offset in places.get(run.queue_id, ())):
                 yield run

@@ -30,6 +30,8 @@ async def put(services: Services, call: Call, name: str) -> Reply:
         backoff_ms=tuple(given.backoff_ms),
         dead_letter=given.dead_letter,
         ordered=given.ordered,
+        skip_lag_over=None if given.skip_lag_over is UNSET else given.skip_lag_over,
+        skip_older_than_ms=None if given.skip_older_than_ms is UNSET else given.skip_older_than_ms,
     )
     # The positions first: a group that could receive before it has them would be handed its whole history.
     group, is_new = await services.consumer_groups.put(
@@ -97,6 +99,8 @@ def _view(group: ConsumerGroup) -> Group:
         backoff_ms=list(rules.backoff_ms),
         dead_letter=rules.dead_letter,
         ordered=rules.ordered,
+        skip_lag_over=UNSET if rules.skip_lag_over is None else rules.skip_lag_over,
+        skip_older_than_ms=UNSET if rules.skip_older_than_ms is None else rules.skip_older_than_ms,
         created_at=codec.rfc3339(group.created_at_ms),
         revision=group.revision,
     )

@@ -19,11 +19,11 @@ from app.groups.schemas import (
     ResetInput,
     ResetResult,
 )
-from app.messages.pull import offset_by_time
 from app.problems import FieldError, as_refusal, invalid_field
 from app.registry.topics import Topic
 from app.services import Services
 from delivery import positions
+from delivery.by_time import offset_by_time
 from storage.errors import MessagingError, OffsetBeyondEnd, OffsetExpired
 from storage.formats import names
 from storage.message import QueueId
@@ -85,6 +85,7 @@ async def lag(services: Services, _: Call, name: str) -> Reply:
             messages_ready=sum(one.messages_ready for one in queues),
             messages_leased=sum(one.messages_leased for one in queues),
             messages_waiting=waiting + sum(one.messages_waiting for one in queues),
+            messages_skipped=sum(one.messages_skipped for one in queues),
             oldest_ready_age_ms=max(ages) if ages else UNSET,
             queues=queues,
         ),
@@ -100,6 +101,7 @@ def _queue_lag(one: positions.QueueLag, now_ms: int) -> QueueLag:
         messages_ready=one.ready,
         messages_leased=one.leased,
         messages_waiting=one.waiting,
+        messages_skipped=one.skipped,
         oldest_ready_age_ms=UNSET if one.oldest_ready_ms is None else max(0, now_ms - one.oldest_ready_ms),
     )
 

@@ -12,6 +12,7 @@ from delivery.filters import MAX_EXPRESSION_BYTES, FilterKind
 from delivery.groups import ATTEMPTS, BACKOFF_MS, MOST_ATTEMPTS
 
 MAX_TOPICS = 100
+MAX_SKIP_LAG = 1_000_000_000
 
 
 class FilterInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -49,6 +50,28 @@ class GroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         bool, Meta(description="Keep what used up its attempts. Else it is dropped, and an event in the log says so.")
     ] = True
     ordered: Annotated[bool, Meta(description="One lease at a time for each ordering key; a retry makes its key wait.")] = False
+    skip_lag_over: (
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                le=MAX_SKIP_LAG,
+                description="Of each queue, pass over what lies further from its end and was never given to the group.",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    skip_older_than_ms: (
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                le=MAX_DELAY_MS,
+                description="What was stored longer ago, and was never given to the group, is passed over.",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
 
 
 class Filter(msgspec.Struct, kw_only=True):
@@ -76,6 +99,8 @@ class Group(msgspec.Struct, kw_only=True):
     backoff_ms: list[int]
     dead_letter: bool
     ordered: bool
+    skip_lag_over: int | UnsetType = UNSET
+    skip_older_than_ms: int | UnsetType = UNSET
     created_at: Timestamp
     revision: int
 
@@ -97,6 +122,7 @@ class QueueLag(msgspec.Struct, kw_only=True):
     messages_ready: int
     messages_leased: int
     messages_waiting: int
+    messages_skipped: int
     oldest_ready_age_ms: int | UnsetType = UNSET
 
 
@@ -106,6 +132,7 @@ class Lag(msgspec.Struct, kw_only=True):
     messages_ready: int
     messages_leased: int
     messages_waiting: Annotated[int, Meta(description="For their retry.")]
+    messages_skipped: Annotated[int, Meta(description="Passed over by the group's rules, ever.")]
     oldest_ready_age_ms: int | UnsetType = UNSET
     queues: list[QueueLag]
 

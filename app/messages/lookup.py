@@ -6,10 +6,11 @@ from msgspec import UNSET
 
 from app import codec, pages
 from app.exchange import Call, Reply, reply
-from app.messages.pull import message_view, offset_by_time
+from app.messages.pull import message_view
 from app.messages.schemas import FoundPage, KnownMessage, MessageQuery, QueryMessagesQuery, Trace, TraceEvent
 from app.problems import Refusal
 from app.services import Services
+from delivery.by_time import offset_by_time
 from delivery.lease_events import LEASE_QUEUE
 from delivery.trace import tell
 from scheduler import scheduled_message

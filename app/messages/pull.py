@@ -10,6 +10,7 @@ from app.exchange import Call, Reply, reply
 from app.messages.schemas import KnownMessage, Message, MessagePage, PayloadForm, PullQuery
 from app.problems import FieldError, Refusal
 from app.services import Services
+from delivery.by_time import offset_by_time
 from delivery.filtered_read import read_matching
 from delivery.filters import Filter, compile_filter
 from storage.errors import CorruptRecord, OffsetBeyondEnd, OffsetExpired
@@ -44,20 +45,6 @@ async def pull(services: Services, call: Call, topic_name: str, queue_id: int) -
         result="found" if found else "no_matched_message" if passed else "no_new_message",
     )
     return reply(200, page)
-
-
-async def offset_by_time(store: MessageStore, queue: QueueId, at_ms: int) -> tuple[int, StoredMessage | None]:
-    """The first message stored then or later, and its offset; behind the last one the end."""
-    low, high = await store.offsets(queue)
-    found: StoredMessage | None = None
-    while low < high:
-        middle = (low + high) // 2
-        (message,) = await store.read(queue, middle, max_messages=1, max_bytes=1)
-        if message.stored_at_ms < at_ms:
-            low = middle + 1
-        else:
-            high, found = middle, message
-    return low, found
 
 
 def message_view(message: StoredMessage, form: PayloadForm, kind: type[M] = Message, **more: Any) -> M:  # type: ignore[assignment]

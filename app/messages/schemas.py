@@ -202,7 +202,7 @@ class TraceEvent(msgspec.Struct, kw_only=True):
         str,
         Meta(
             description="born, stored, queued, indexed, leased, extended, acked, nacked, expired, dead_lettered, discarded, "
-            "redriven or reset."
+            "skipped, redriven or reset."
         ),
     ]
     log_offset: Offset | UnsetType = UNSET

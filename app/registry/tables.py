@@ -50,6 +50,8 @@ consumer_groups = Table(
     Column("backoff_ms", JSON, nullable=False),
     Column("dead_letter", Boolean, nullable=False),
     Column("ordered", Boolean, nullable=False),
+    Column("skip_lag_over", BigInteger),
+    Column("skip_older_than_ms", BigInteger),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("revision", Integer, nullable=False),
 )

@@ -9,7 +9,6 @@ from msgspec import UNSET
 
 from app import codec, pages
 from app.exchange import Call, Reply, reply
-from app.messages.pull import offset_by_time
 from app.problems import invalid_field
 from app.registry import topics as registry
 from app.sent_keys import KeyedRequest
@@ -27,6 +26,7 @@ from app.topics.schemas import (
     TopicSchema,
     TopicStats,
 )
+from delivery.by_time import offset_by_time
 from storage.message import Appended, Message
 
 _decoder = msgspec.json.Decoder(TopicInput)

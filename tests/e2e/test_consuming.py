@@ -115,6 +115,8 @@ def test_a_group_that_does_not_exist_and_one_that_reads_nothing_are_told_apart(a
         ({"backoff_ms": []}, 422, "validation_failed", "/backoff_ms"),
         ({"push": {"url": "https://example.org"}}, 422, "validation_failed", "/push"),
         ({"start": "middle"}, 422, "validation_failed", "/start"),
+        ({"skip_lag_over": 0}, 422, "validation_failed", "/skip_lag_over"),
+        ({"skip_older_than_ms": None}, 422, "validation_failed", "/skip_older_than_ms"),
     ],
 )
 def test_rules_that_cannot_be_are_refused_with_their_place_and_leave_no_group_behind(api, topic, body, status, code, pointer):
@@ -340,6 +342,29 @@ def test_what_was_acknowledged_never_comes_again_and_what_was_not_does_whenever_
 
     assert acked == set(sent)
     assert group.offsets() == [30]
+
+
+def test_what_a_group_has_no_time_for_is_passed_over_counted_and_told_and_stays_so_after_kill_9(own):
+    server, api = own
+    group = Group(api, "orders", skip_lag_over=2, skip_older_than_ms=86_400_000)
+    rules = ok(api.get(group.path))
+    assert (rules["skip_lag_over"], rules["skip_older_than_ms"]) == (2, 86_400_000)
+    sent = group.send("a", "b", "c", "d", "e")
+
+    received = group.receive()
+
+    assert payloads(received) == ["d", "e"]
+    server.kill()
+    server.start()
+    assert (group.lag()["messages_skipped"], group.lag()["queues"][-1]["messages_skipped"]) == (3, 3)
+    assert group.offsets() == [3]
+    assert "escrowmq_messages_skipped 3.0" in api.get("/metrics").text
+    trace = ok(api.get(f"/v1/messages/{sent[0]}/trace"))["items"]
+    assert [(one["event"], one["group"]) for one in trace if "group" in one] == [("skipped", group.name)]
+    (line,) = [line for line in server.log().splitlines() if "messages_skipped" in line]
+    assert all(word in line for word in (group.name, "orders/0", "lag"))
+    group.settle("ack", *received)
+    assert group.offsets() == [5]
 
 
 def test_a_receipt_is_good_after_kill_9_and_an_attempt_can_be_repeated(own):

@@ -67,6 +67,8 @@ ROWS: dict[Table, dict[str, object]] = {
         "backoff_ms": [0, 1 << 40],
         "dead_letter": False,
         "ordered": True,
+        "skip_lag_over": 1 << 29,
+        "skip_older_than_ms": None,
         "created_at_ms": 1_800_000_000_125,
         "revision": 1,
     },
