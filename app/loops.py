@@ -78,6 +78,7 @@ def add_loops(services: Services, settings: Settings) -> None:
         check="scheduler",
         set_aside=lambda: _some(cron.set_aside()),
     )
+    add("schedule_snapshots", schedules.save_snapshot, interval_ms=settings.schedule.snapshot_interval_ms, check="scheduler")
     add("cron_snapshots", cron.save_snapshot, interval_ms=settings.schedule.snapshot_interval_ms, check="scheduler")
     add("leases", delivery.run_once, interval_ms=settings.delivery.sweep_interval_ms, check="leases")
     add_patient(

@@ -223,6 +223,7 @@ class Wiring:
         stack.push_async_callback(delivery.drain)
         stack.push_async_callback(requests.save_snapshot)
         stack.push_async_callback(requests.drain)
+        stack.push_async_callback(schedules.save_snapshot)
         stack.push_async_callback(schedules.drain)
         stack.push_async_callback(cron.save_snapshot)
         outside = clock if self._controls is None else SystemClock()

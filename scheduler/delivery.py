@@ -19,7 +19,7 @@ from scheduler.under_way import UnderWay
 from storage.clock import Clock
 from storage.errors import CorruptRecord, RejectedError
 from storage.message import DueEntry, Durability, Message, StoredMessage
-from storage.store import KeyLookup, MessageStore, read_each
+from storage.store import MessageStore, read_each
 
 log = structlog.get_logger()
 
@@ -189,15 +189,7 @@ class Delivery:
 
     async def _unwrap(self, message: StoredMessage) -> Message | None:
         unwrapped = scheduled_message.unwrap(message)
-        return None if await was_delivered_by_broker(self._store, message) else unwrapped
-
-
-async def was_delivered_by_broker(store: MessageStore, message: StoredMessage) -> bool:
-    """A broker marks nothing when it delivers: what lies in the real topic since then, it has delivered."""
-    if not scheduled_message.is_brokers(message) or not isinstance(store, KeyLookup):
-        return False
-    topics, from_ms = [scheduled_message.real_topic(message)], message.stored_at_ms
-    return bool(await store.find_messages(message.message_id, topics=topics, by_id=True, from_ms=from_ms, max_messages=1))
+        return None if await self._log.was_delivered_by_broker(message) else unwrapped
 
 
 def _by_size(ready: Sequence[_Ready]) -> Iterator[Sequence[_Ready]]:

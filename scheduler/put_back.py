@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from scheduler import marks, scheduled_message
-from scheduler.delivery import was_delivered_by_broker
 from scheduler.schedule import Schedule
 from scheduler.schedule_log import ScheduleLog
 from scheduler.schedule_lookup import ScheduleLookup, as_made
@@ -69,7 +68,7 @@ class PutBack:
                 copies = [
                     scheduled_message.put_back(message, one.due_ms, _so_far(one))
                     for one, message in waiting
-                    if not await was_delivered_by_broker(self._store, message)
+                    if not await self._log.was_delivered_by_broker(message)
                 ]
                 mark = marks.PutBack(tuple(one.entry for one, _ in waiting))
                 await self._log.append(copies, mark, Durability.SYNCED)

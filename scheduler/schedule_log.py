@@ -10,19 +10,32 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeVar
 
+import msgspec
 import structlog
 
 from scheduler import marks, scheduled_message
 from scheduler.due_window import DueWindow, before
 from scheduler.marks import MARK_QUEUE, AnyMark, Cancelled, Delivered, PutBack
 from scheduler.options import ScheduleOptions
+from scheduler.progress import Progress
 from scheduler.schedule import ScheduleState
 from scheduler.scheduled_message import LEVEL_COUNT, TIMER_QUEUE
 from storage.clock import Clock
 from storage.errors import CorruptRecord, NotSupportedByEngine, UnknownTopic
 from storage.formats.delay_levels import SCHEDULE_TOPIC
 from storage.message import NEVER_MS, Appended, DueEntry, Durability, Message, QueueId, StoredMessage
-from storage.store import ANY_LABEL, DueCounts, DueIndex, DuePage, MessageStore, SyncedPosition
+from storage.store import (
+    ANY_LABEL,
+    DelayProgress,
+    DueCounts,
+    DueIndex,
+    DuePage,
+    KeyLookup,
+    MessageStore,
+    Snapshot,
+    Snapshots,
+    SyncedPosition,
+)
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -30,6 +43,7 @@ log = structlog.get_logger()
 _READ_MESSAGES = 512
 _READ_BYTES = 8 << 20
 _MARK_WAIT_MS = 10_000
+SNAPSHOT = "schedule_progress"
 
 
 class Finished(NamedTuple):
@@ -50,6 +64,9 @@ class ScheduleLog:
         self._finished_kept = options.finished_kept
         self.window = DueWindow(max_entries=options.near_kept)
         self.finished: deque[Finished] = deque(maxlen=options.finished_kept)  # the newest last
+        self._progress = Progress()
+        self._told: dict[QueueId, int] = {}  # how far the engine knows the delay queues to be done
+        self._saved_position = 0  # in the mark queue: what the last snapshot reflects
         self._positions: dict[QueueId, int] = {}  # read up to there; the mark queue is the last one
         self.put_backs = 0  # since then a message may lie elsewhere
         self._begins: dict[QueueId, int] | None = None  # while the index is made anew: what came before has been dropped
@@ -65,10 +82,17 @@ class ScheduleLog:
         await self._queues_of(MARK_QUEUE.topic, 1)
         kept = self._index.due_positions()
         self._positions = {**dict.fromkeys([*delay_queues, MARK_QUEUE], 0), **kept}
+        await self._recall_progress()
         if not kept:
-            return await self._make_anew()
-        await self._recall_finished()
-        return await self.follow()
+            count = await self._make_anew()
+        else:
+            await self._recall_finished()
+            count = await self.follow()
+        if isinstance(self._store, DelayProgress):
+            for queue, queue_offset in self._store.delay_progress_by_others().items():
+                self._progress.note_done_before(queue, min(queue_offset, self._positions.get(queue, 0)))
+            self._tell_progress()
+        return count
 
     @property
     def delay_queues(self) -> list[QueueId]:
@@ -96,6 +120,28 @@ class ScheduleLog:
         if self._positions[MARK_QUEUE] <= place.queue_offset:
             await self.follow()
 
+    async def was_delivered_by_broker(self, message: StoredMessage) -> bool:
+        """Of what is still due. A broker marks nothing when it delivers.
+
+        It says how far it has come; and what lies in the real topic since it was put off, it has delivered.
+        """
+        if self._progress.is_done(scheduled_message.place_of(message.queue, message.queue_offset)):
+            return True
+        if not scheduled_message.is_brokers(message) or not isinstance(self._store, KeyLookup):
+            return False
+        topics, from_ms = [scheduled_message.real_topic(message)], message.stored_at_ms
+        by_id = self._store.find_messages(message.message_id, topics=topics, by_id=True, from_ms=from_ms, max_messages=1)
+        return bool(await by_id)
+
+    async def save_snapshot(self) -> bool:
+        """Of what is done, and not in order; False where there is nothing new to save."""
+        position = self._positions[MARK_QUEUE]
+        if not isinstance(self._store, Snapshots) or position == self._saved_position:
+            return False
+        self._saved_position = position
+        await self._store.save_snapshot(SNAPSHOT, Snapshot(self._progress.dump(), {MARK_QUEUE: position}))
+        return True
+
     async def _wait_durable(self, place: Appended) -> None:
         if not place.durable and isinstance(self._store, SyncedPosition):
             await self._store.wait_durable(place)
@@ -112,7 +158,15 @@ class ScheduleLog:
         count = 0
         for queue in self._positions:
             count += await self._read_on(queue)
+        self._tell_progress()
         return count
+
+    def _tell_progress(self) -> None:
+        if isinstance(self._store, DelayProgress):
+            done_before = {queue: self._progress.done_before(queue) for queue in self.delay_queues if self._positions[queue]}
+            if done_before != self._told:
+                self._told = done_before
+                self._store.keep_delay_progress(done_before)
 
     async def _read_on(self, queue: QueueId) -> int:
         bounds = await self._store.offsets(queue)
@@ -131,6 +185,8 @@ class ScheduleLog:
             self._positions[queue] = at
             await asyncio.sleep(0)
         self._positions[queue] = at
+        if queue != MARK_QUEUE:
+            self._progress.note_done_before(queue, bounds.first)  # those have been dropped
         return at - begin
 
     def _note_delayed(self, messages: Sequence[StoredMessage]) -> tuple[list[DueEntry], list[DueEntry]]:
@@ -141,8 +197,12 @@ class ScheduleLog:
         for mark in read:
             self.finished.extend(_finished(mark))
             self.put_backs += isinstance(mark, PutBack)
+        self._note_progress(read)
         added, taken = [entry for mark in read for entry in mark.added], [entry for mark in read for entry in mark.taken]
         return [*filter(self._counts, added)], [*filter(self._counts, taken)]
+
+    def _note_progress(self, read: Sequence[AnyMark]) -> None:
+        self._progress.note_done(entry.place for mark in read if not mark.added for entry in mark.taken)
 
     def _counts(self, entry: DueEntry) -> bool:
         if self._begins is None:
@@ -211,6 +271,25 @@ class ScheduleLog:
                 return await read()
 
     # --------------------------------------------------------------------------------------------------------- helpers
+
+    async def _recall_progress(self) -> None:
+        """As it was when the index was kept, or later: the marks that are followed then may say the same again."""
+        snapshot = await self._store.load_snapshot(SNAPSHOT) if isinstance(self._store, Snapshots) else None
+        at = (await self._store.offsets(MARK_QUEUE)).first
+        if snapshot is not None:
+            try:
+                self._progress.restore(snapshot.data)
+                at = self._saved_position = snapshot.positions[MARK_QUEUE]
+            except msgspec.DecodeError:
+                log.warning("progress_made_anew")
+        end = self._positions[MARK_QUEUE]
+        while at < end:
+            try:
+                messages = await self._store.read(MARK_QUEUE, at, max_messages=_READ_MESSAGES, max_bytes=_READ_BYTES)
+            except CorruptRecord:
+                messages = []
+            self._note_progress([marks.decode(message) for message in messages])
+            at += max(1, len(messages))
 
     async def _recall_finished(self) -> None:
         """The newest ones that the index has let go of: from the last marks it knows."""

@@ -292,6 +292,17 @@ class DueIndex(Protocol):
 
 
 @runtime_checkable
+class DelayProgress(Protocol):
+    """Engines whose files another server may go on with, which looks there how far the delay queues are done."""
+
+    def keep_delay_progress(self, done_before: Mapping[QueueId, int]) -> None:
+        """Nothing before these offsets is still to be delivered. Written behind the log; nothing waits for it."""
+
+    def delay_progress_by_others(self) -> Mapping[QueueId, int]:
+        """The same, of another server that had the files before they were opened; empty where it was us."""
+
+
+@runtime_checkable
 class ScatteredReads(Protocol):
     """Engines that read many messages that do not lie together better than one by one."""
 

@@ -7,6 +7,7 @@
       checkpoint       how far what is on disk
       abort            there while a process writes: a start that finds it recovers
       lock             RocketMQ's lock file
+      config/          what a broker would want to know of the delay queues, RocketMQ's files
       timers/          what is due when, by its time; derived
       snapshots/       derived tables of ours
       making/          files that have not got their name yet; emptied at each start
@@ -31,6 +32,7 @@ class DataDirectory:
         self.commit_log = root / "commitlog"
         self.consume_queues = root / "consumequeue"
         self.key_index = root / "index"
+        self.config = root / "config"
         self.timers = root / "timers"
         self.snapshots = root / "snapshots"
         self.making = root / "making"
@@ -65,7 +67,8 @@ class DataDirectory:
         self._locks.clear()
 
     def _make_layout(self) -> None:
-        for folder in (self.commit_log, self.consume_queues, self.key_index, self.timers, self.snapshots, self.making):
+        derived = (self.consume_queues, self.key_index, self.config, self.timers, self.snapshots)
+        for folder in (self.commit_log, *derived, self.making):
             self.vfs.make_directory(folder)
         self.vfs.sync_directory(self.root)
         self.vfs.sync_directory(self.root.parent)

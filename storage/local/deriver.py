@@ -5,7 +5,7 @@ than the log. One round runs at a time: collect in the owner's thread, wait unti
 derive lane.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -18,6 +18,7 @@ from storage.files.vfs import is_disk_full
 from storage.local import log_walk
 from storage.local.checkpoint_file import CheckpointFile
 from storage.local.consume_queue import ConsumeQueue, ConsumeQueues, QueueFiles, Unflushed
+from storage.local.delay_files import DelayFiles
 from storage.local.due_index import SNAPSHOT as TIMERS_SNAPSHOT
 from storage.local.due_index import LocalDueIndex, Made, Pending
 from storage.local.flusher import Flusher
@@ -29,6 +30,7 @@ from storage.local.options import LocalStoreOptions
 from storage.local.recovery import QUEUES_SNAPSHOT, QueuesSnapshot
 from storage.local.runner import Lane, Runner, Timer
 from storage.local.snapshot_files import SnapshotFiles
+from storage.message import QueueId
 from storage.store import Snapshot
 
 log = structlog.get_logger()
@@ -45,6 +47,7 @@ class _Round(NamedTuple):
     snapshots: dict[str, Snapshot]
     queues_snapshot: QueuesSnapshot | None
     due: Pending | None
+    delay_progress: Mapping[QueueId, int] | None
 
     @property
     def is_thorough(self) -> bool:
@@ -62,6 +65,7 @@ class Deriver:
         due_index: LocalDueIndex,
         segments: Segments,
         snapshots: SnapshotFiles,
+        delay_files: DelayFiles,
         offsets: GroupOffsets,
         checkpoint: CheckpointFile,
         writer: LogWriter,
@@ -78,6 +82,7 @@ class Deriver:
         self._due_index = due_index
         self._segments = segments
         self._snapshots = snapshots
+        self._delay_files = delay_files
         self._offsets = offsets
         self._checkpoint = checkpoint
         self._writer = writer
@@ -89,6 +94,7 @@ class Deriver:
         # A dict as an ordered set: a simulation must be able to have every order of events again.
         self._dirty: dict[ConsumeQueue, None] = dict.fromkeys(queue for queue in queues if queue.has_unflushed)
         self._kept: dict[str, Snapshot] = {}
+        self._delay_progress: Mapping[QueueId, int] | None = None  # what is not on disk yet
         self._round: _Round | None = None
         self._is_writing = False
         self.indexed_end = writer.visible_end  # the derive lane moves it
@@ -120,6 +126,10 @@ class Deriver:
     def keep(self, name: str, snapshot: Snapshot) -> None:
         """Save the snapshot with the next thorough round, in place of an older one of the name."""
         self._kept[name] = snapshot
+
+    def keep_delay_progress(self, done_before: Mapping[QueueId, int]) -> None:
+        """As `keep`, for whoever gets the files after us. It may say only what the visible log says."""
+        self._delay_progress = done_before
 
     def waiting_snapshot(self, name: str) -> Snapshot | None:
         """One that is kept and may not be on disk yet."""
@@ -163,6 +173,7 @@ class Deriver:
         snapshots: dict[str, Snapshot] = {}
         queues_snapshot: QueuesSnapshot | None = None
         due: Pending | None = None
+        delay_progress: Mapping[QueueId, int] | None = None
         log_end, stored_at_ms = self._writer.visible_end, self._writer.visible_stored_at_ms
         if is_thorough:
             snapshots, self._kept = self._kept, {}
@@ -171,8 +182,9 @@ class Deriver:
             self.thorough_begun += 1
             queues_snapshot = QueuesSnapshot.of(self._queues, log_offset=log_end, stored_at_ms=stored_at_ms)
             due = self._due_index.freeze()
+            delay_progress, self._delay_progress = self._delay_progress, None
         unflushed = [queue.take_unflushed() for queue in dirty]
-        self._round = _Round(log_end, stored_at_ms, unflushed, snapshots, queues_snapshot, due)
+        self._round = _Round(log_end, stored_at_ms, unflushed, snapshots, queues_snapshot, due, delay_progress)
         if is_thorough:
             self._flusher.request(log_end, stored_at_ms)  # the others wait until it comes by itself
         self.on_flushed()
@@ -189,6 +201,8 @@ class Deriver:
                 self._key_index.sync()
             for name, snapshot in round_.snapshots.items():
                 self._snapshots.save(name, snapshot)
+            if round_.delay_progress is not None:
+                self._delay_files.save(round_.delay_progress)
             made = None if round_.due is None else self._due_index.make(round_.due)
             if isinstance(made, Made):
                 self._snapshots.save(TIMERS_SNAPSHOT, made.snapshot)
@@ -244,6 +258,8 @@ class Deriver:
         self.last_error = f"{type(error).__name__}: {error}"
         self._dirty.update(dict.fromkeys(unflushed.queue for unflushed in round_.unflushed))
         self._kept = {**round_.snapshots, **self._kept}
+        if self._delay_progress is None:
+            self._delay_progress = round_.delay_progress
         if round_.due is not None:
             self._due_index.give_back(round_.due)
         self._finish(False)

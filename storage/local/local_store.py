@@ -161,6 +161,7 @@ class LocalMessageStore:
             files.due_index,
             files.segments,
             files.snapshots,
+            files.delay_files,
             self._offsets,
             files.checkpoint,
             self._writer,
@@ -427,6 +428,14 @@ class LocalMessageStore:
         surplus = self._due_index.forget()
         await self._in_lane(Lane.DERIVE, lambda: None)  # it may be making a file of them
         await self._in_lane(Lane.READ, self._due_index.dispose(surplus))
+
+    def keep_delay_progress(self, done_before: Mapping[QueueId, int]) -> None:
+        """DelayProgress. Written with the next thorough round."""
+        self._deriver.keep_delay_progress(done_before)
+
+    def delay_progress_by_others(self) -> Mapping[QueueId, int]:
+        """DelayProgress."""
+        return self._files.delay_files.by_broker
 
     @property
     def is_prepared(self) -> bool:

@@ -11,6 +11,7 @@ from storage.local.checkpoint_file import CheckpointFile
 from storage.local.commit_log import CommitLog
 from storage.local.consume_queue import QueueFiles
 from storage.local.data_directory import DataDirectory
+from storage.local.delay_files import DelayFiles
 from storage.local.deriver import OFFSETS_SNAPSHOT
 from storage.local.due_index import SNAPSHOT as TIMERS_SNAPSHOT
 from storage.local.due_index import LocalDueIndex
@@ -58,6 +59,7 @@ class StoreFiles:
             )
             self._open.append(self.key_index.close)
             self.snapshots = SnapshotFiles(self.directory)
+            self.delay_files = DelayFiles(self.directory, clock)
             self.space = self.measure()
         except BaseException:
             self._close_all()

@@ -7,7 +7,7 @@ from tests.support.http import ok, until
 from tests.support.server import Server
 
 LOOPS = [
-    *("retention", "schedules", "cron", "cron_snapshots", "leases", "redrive", "lease_snapshots"),
+    *("retention", "schedules", "schedule_snapshots", "cron", "cron_snapshots", "leases", "redrive", "lease_snapshots"),
     *("requests", "request_snapshots", "checkback", "webhooks", "snapshots", "deriver"),
 ]
 

@@ -17,11 +17,14 @@ from scheduler.schedule import ScheduleState
 from scheduler.schedule_lookup import Wanted
 from scheduler.schedule_service import ScheduleService
 from storage.errors import MessagingError, UnknownSchedule
+from storage.files import durable
 from storage.files.simulated import SimulatedDisk
+from storage.formats.delay_levels import SCHEDULE_TOPIC
+from storage.formats.delay_progress import decode_levels
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.message import QueueId
 from tests.support.builders import message
-from tests.support.simulation import World
+from tests.support.simulation import ROOT, World
 
 ORDERS = QueueId("orders", 0)
 DAY_MS = 86_400_000
@@ -118,6 +121,10 @@ class ScheduleMachine(RuleBasedStateMachine):
     def close_and_restart(self) -> None:
         self.world.call(self.store.aclose())
         self._restart()
+        told = self._told_a_broker()
+        for queue, waiting in self._by_level().items():
+            is_over = [self.model[name].state.is_finished for name in waiting]
+            assert told.get(queue.number + 1, 0) == [*is_over, False].index(False)
 
     @rule(after_ms=st.integers(0, 12))
     def kill_in_the_middle_of_a_sweep(self, after_ms: int) -> None:
@@ -162,6 +169,27 @@ class ScheduleMachine(RuleBasedStateMachine):
         assert [one.due_ms for one in page.items] == sorted(known.due_ms for known in self.model.values())
         waiting = sum(known.state is ScheduleState.SCHEDULED for known in self.model.values())
         assert self.service.counts == (waiting, 0)
+
+    @invariant()
+    def a_broker_that_is_given_the_files_is_never_told_of_more_than_is_over(self) -> None:
+        if not hasattr(self, "service"):
+            return
+        by_level = self._by_level()
+        for level, offset in self._told_a_broker().items():
+            told = by_level[QueueId(SCHEDULE_TOPIC, level - 1)][:offset]
+            assert len(told) == offset
+            assert [name for name in told if not self.model[name].state.is_finished] == []
+
+    def _told_a_broker(self) -> dict[int, int]:
+        raw = durable.read_whole(self.disk, ROOT / "config" / "delayOffset.json")
+        return {} if raw is None else dict(decode_levels(raw).offsets)
+
+    def _by_level(self) -> dict[QueueId, list[str]]:
+        """What ever waited in each queue."""
+        return {
+            queue: [one.message_id for one in self.world.call(self.store.read(queue, 0, max_messages=1_000, max_bytes=1 << 30))]
+            for queue in self.world.call(self.store.queues(SCHEDULE_TOPIC))
+        }
 
     @rule(name=names)
     def look_at(self, name: str) -> None:

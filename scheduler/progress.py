@@ -1,0 +1,102 @@
+"""Which messages of the delay queues are done: delivered, cancelled, or put back further behind. Pure.
+
+They are not done in their order: one may be moved to next year while thousands behind it are delivered. So beside the first one
+that is not done there is a bit for each behind it; a piece of which all are done takes no bits. A broker that is given the
+files knows only the first one (`storage/local/delay_files.py`) and delivers those behind it again.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from scheduler.scheduled_message import message_at
+from storage.message import QueueId
+
+_PIECE = 1_024  # messages
+_PIECE_BYTES = _PIECE // 8
+_WHOLE = (1 << _PIECE) - 1
+
+# Topic, queue, first piece, the bits of each piece: none where all of it is done.
+_Kept = list[tuple[str, int, int, list[tuple[int, bytes]]]]
+_decoder = msgspec.msgpack.Decoder(_Kept)
+
+
+class _Done:
+    """Of one queue: all before piece `first`, and in the pieces from there on those with a bit."""
+
+    def __init__(self, first: int = 0, pieces: dict[int, int] | None = None) -> None:
+        self.first = first
+        self.pieces = pieces or {}
+
+    @property
+    def end(self) -> int:
+        """The first one that is not done."""
+        bits = self.pieces.get(self.first, 0)
+        return self.first * _PIECE + (~bits & (bits + 1)).bit_length() - 1
+
+    def __contains__(self, queue_offset: int) -> bool:
+        piece, bit = divmod(queue_offset, _PIECE)
+        return piece < self.first or bool(self.pieces.get(piece, 0) >> bit & 1)
+
+    def add(self, queue_offset: int) -> None:
+        piece, bit = divmod(queue_offset, _PIECE)
+        if piece >= self.first:
+            self._set(piece, 1 << bit)
+
+    def add_before(self, queue_offset: int) -> None:
+        piece, bit = divmod(queue_offset, _PIECE)
+        for passed in [one for one in self.pieces if one < piece]:
+            del self.pieces[passed]
+        self.first = max(self.first, piece)
+        if piece == self.first:
+            self._set(piece, (1 << bit) - 1)
+
+    def _set(self, piece: int, bits: int) -> None:
+        bits |= self.pieces.get(piece, 0)
+        self.pieces[piece] = _WHOLE if bits == _WHOLE else bits  # one object for all that are whole
+        while self.pieces.get(self.first) == _WHOLE:
+            del self.pieces[self.first]
+            self.first += 1
+
+
+class Progress:
+    """The event loop's."""
+
+    def __init__(self) -> None:
+        self._queues: dict[QueueId, _Done] = {}
+
+    def is_done(self, place: int) -> bool:
+        queue, queue_offset = message_at(place)
+        done = self._queues.get(queue)
+        return done is not None and queue_offset in done
+
+    def note_done(self, places: Iterable[int]) -> None:
+        for place in places:
+            queue, queue_offset = message_at(place)
+            self._of(queue).add(queue_offset)
+
+    def note_done_before(self, queue: QueueId, queue_offset: int) -> None:
+        """All before it is done, or there no more."""
+        self._of(queue).add_before(queue_offset)
+
+    def done_before(self, queue: QueueId) -> int:
+        """The first one that is not done."""
+        return self._of(queue).end
+
+    def dump(self) -> bytes:
+        kept: _Kept = []
+        for queue, done in self._queues.items():
+            pieces = [
+                (piece, b"" if bits == _WHOLE else bits.to_bytes(_PIECE_BYTES, "big")) for piece, bits in done.pieces.items()
+            ]
+            kept.append((queue.topic, queue.number, done.first, pieces))
+        return msgspec.msgpack.encode(kept)
+
+    def restore(self, data: bytes) -> None:
+        """Raises msgspec.DecodeError; nothing is changed then."""
+        for topic, number, first, pieces in _decoder.decode(data):
+            bits = {piece: int.from_bytes(raw, "big") if raw else _WHOLE for piece, raw in pieces}
+            self._queues[QueueId(topic, number)] = _Done(first, bits)
+
+    def _of(self, queue: QueueId) -> _Done:
+        return self._queues.setdefault(queue, _Done())
