@@ -7,7 +7,7 @@ from pathlib import PurePath
 from tests.house.source import called, imported, modules
 
 # The ones that wait for another process, which tells nobody when it is done; and those that kill one at a moment of chance;
-# and the receiver whose fault it is to be slow.
+# and the receiver and the network whose fault it is to be slow.
 WAIT_FOR_PROCESSES = {
     "tests/support/server.py",
     "tests/support/http.py",
@@ -15,6 +15,7 @@ WAIT_FOR_PROCESSES = {
     "tests/fault/kill_service.py",
     "tests/fault/kill_between.py",
     "tests/fault/hostile_receivers.py",
+    "tests/support/fault_proxy.py",
 }
 VIRTUAL_TIME = "tests.support.simulation"
 
