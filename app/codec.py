@@ -164,7 +164,7 @@ def check_depth(text: bytes, depth: int) -> None:
 
 @lru_cache(maxsize=1024)
 def _second(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]  # a year has four digits, which strftime does not see to
 
 
 @lru_cache(maxsize=1024)

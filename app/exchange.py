@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -78,6 +79,14 @@ class Reply(NamedTuple):
     body: bytes
     headers: Mapping[str, str] = {}
     media_type: str | None = "application/json"
+
+
+class FileReply(NamedTuple):
+    """A file as the answer, to be kept under this name."""
+
+    path: Path
+    name: str
+    media_type: str
 
 
 NO_CONTENT = Reply(204, b"", {}, None)

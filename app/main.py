@@ -12,6 +12,7 @@ from starlette.routing import Match
 
 from app import openapi
 from app.admin import endpoints as admin
+from app.audit import endpoints as audit
 from app.consume import endpoints as consume
 from app.dead_letters import endpoints as dead_letters
 from app.gateway import Gateway
@@ -34,7 +35,8 @@ from app.wiring import Wiring
 from storage.clock import Clock
 
 RESOURCES = (
-    topics, messages, transactions, schedules, producer_groups, groups, consume, dead_letters, requests, tasks, admin, health,
+    topics, messages, transactions, schedules, producer_groups, groups, consume, dead_letters, requests, tasks, audit, admin,
+    health,
 )  # fmt: skip
 
 DESCRIPTION = """
@@ -70,6 +72,7 @@ TAGS = [
     {"name": "dead_letters", "description": "What used up its attempts: look at it, send it once more, purge it."},
     {"name": "tasks", "description": "What the service does with many messages, and how far it has come."},
     {"name": "offsets", "description": "Where consumer groups continue."},
+    {"name": "audit", "description": "What became of every transaction: reports, proofs, the files of the log."},
     {"name": "admin", "description": "How the service is: its loops, its store, its disk."},
 ]
 

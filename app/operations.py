@@ -8,9 +8,10 @@ from contextlib import aclosing, contextmanager
 from typing import Any, NamedTuple
 
 from fastapi import Request, Response
+from starlette.responses import FileResponse
 from starlette.types import Receive, Scope, Send
 
-from app.exchange import JSON_LINES, Call, Reply
+from app.exchange import JSON_LINES, Call, FileReply, Reply
 from app.problems import MEDIA_TYPE, PROBLEMS, Refusal, as_refusal, invalid_field
 from app.services import Services
 from storage.errors import MessagingError
@@ -19,7 +20,7 @@ ALWAYS = ("unauthenticated", "validation_failed", "internal_error", "recovering"
 READING = ("malformed_request", "unsupported_media_type", "body_too_large")
 WRITING = ("overloaded", "storage_failed", "storage_full")
 
-Handler = Callable[..., Awaitable[Reply]]
+Handler = Callable[..., Awaitable[Reply | FileReply]]
 StreamHandler = Callable[..., AsyncGenerator[bytes, None]]  # the last argument: the pieces of the body as they come
 
 
@@ -133,6 +134,11 @@ async def answer(request: Request, handler: Handler, *parameters: Any) -> Respon
     with _under_pressure(request, services):
         call = _call(request, _query(request), await request.body())
         reply = await handler(services, call, *parameters)
+    if isinstance(reply, FileReply):
+        # A browser must not show it as a page of this service.
+        return FileResponse(
+            reply.path, filename=reply.name, media_type=reply.media_type, headers={"X-Content-Type-Options": "nosniff"}
+        )
     return Response(reply.body, reply.status, reply.headers, reply.media_type)
 
 

@@ -10,6 +10,7 @@ from app.observability import Metrics
 from app.registry.consumer_groups import ConsumerGroups
 from app.registry.producer_groups import ProducerGroups
 from app.registry.topics import Topics
+from app.reports.service import AuditReports
 from app.sent_keys import SentKeys
 from app.webhooks.check_test import CheckTester
 from app.webhooks.service import Webhooks
@@ -44,6 +45,7 @@ class Services:
     webhooks: Webhooks
     sender: CheckSender
     tester: CheckTester
+    reports: AuditReports
     clock: Clock
     identifiers: Identifiers
     metrics: Metrics

@@ -25,6 +25,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from app.reports.options import AuditOptions
 from app.testing.options import ControlOptions
 from app.webhooks.options import WebhookOptions
 from delivery.options import DeliveryOptions, RequestOptions
@@ -85,6 +86,7 @@ class Settings(BaseSettings):
     delivery: DeliveryOptions = DeliveryOptions()
     request: RequestOptions = RequestOptions()
     webhook: WebhookOptions = WebhookOptions()
+    audit: AuditOptions = AuditOptions()
     testing: ControlOptions = ControlOptions()
 
     @classmethod

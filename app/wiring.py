@@ -1,10 +1,12 @@
 """Puts the service together: opens in order, closes in reverse. The only file that names an engine."""
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from enum import Enum
 from importlib.metadata import version
+from importlib.util import find_spec
 
 import structlog
 from sqlalchemy.exc import DatabaseError
@@ -13,12 +15,14 @@ from app import exit_codes
 from app.loops import ACTING, add_loops, keep_tables
 from app.observability import Metrics
 from app.problems import Refusal
+from app.registry.audit_reports import AuditReportRows
 from app.registry.consumer_groups import ConsumerGroups
 from app.registry.cron_schedules import CronSchedules
 from app.registry.database import Database
 from app.registry.producer_groups import ProducerGroups
 from app.registry.topics import Topics
 from app.registry.vault import CannotOpen, Vault
+from app.reports.service import AuditReports
 from app.schedules import occurrence
 from app.sent_keys import SentKeys
 from app.services import Services
@@ -239,6 +243,15 @@ class Wiring:
         stack.push_async_callback(transactions.drain)
         stack.push_async_callback(sender.stop)
         stack.push_async_callback(sent_keys.drain)
+        reports = AuditReports(
+            AuditReportRows(database),
+            clock,
+            settings.audit,
+            program=settings.audit.program or _own_program(),
+            data_dir=settings.data_dir.resolve(),
+        )
+        await reports.open()
+        stack.push_async_callback(reports.stop)
         self._services = Services(
             store=store,
             pressure=lambda: store.status().pressure,
@@ -254,6 +267,7 @@ class Wiring:
             sent_keys=sent_keys,
             webhooks=webhooks,
             sender=sender,
+            reports=reports,
             tester=CheckTester(sender, webhooks, clock, identifiers),
             clock=clock,
             identifiers=identifiers,
@@ -338,3 +352,10 @@ class Wiring:
 
 def _well_or_not(failing: list[str]) -> str:
     return f"the last run of {', '.join(failing)} failed, the log says why" if failing else "ok"
+
+
+def _own_program() -> tuple[str, ...]:
+    """What makes reports of audits: this installation, where Spark is beside it."""
+    if find_spec("pyspark") is None or find_spec("pyarrow") is None:
+        return ()
+    return (sys.executable, "-P", "-m", "cli")

@@ -1,10 +1,12 @@
 """How far the jobs of a session are, on a terminal as a bar, elsewhere as a line every five seconds."""
 
+import json
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
+from typing import TextIO
 
 from pyspark.sql import SparkSession
 from rich.console import Console
@@ -20,6 +22,28 @@ def shown(spark: SparkSession, what: str, *, console: Console) -> Iterator[None]
     done = threading.Event()
     watch = _bar if console.is_terminal else _lines
     watcher = threading.Thread(target=watch, args=(spark, what, console, done), daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+
+
+@contextmanager
+def told(spark: SparkSession, stream: TextIO) -> Iterator[None]:
+    """While the block runs, a line of JSON goes to the stream for each change: `tasks_done`, `tasks_known`."""
+    done = threading.Event()
+
+    def watch() -> None:
+        last = (0, 0)
+        while not done.wait(_LOOK_SECONDS):
+            if (now := _tasks(spark)) != last:
+                last = now
+                stream.write(json.dumps({"tasks_done": now[0], "tasks_known": now[1]}) + "\n")
+                stream.flush()
+
+    watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
         yield

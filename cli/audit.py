@@ -5,9 +5,11 @@ import os
 import platform
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -28,6 +30,11 @@ class Exit(IntEnum):
     USAGE = 2
     NOT_CARRIED_OUT = 3
     NOT_BALANCED = 4
+
+
+class ProgressAs(StrEnum):
+    TEXT = "text"
+    JSON = "json"
 
 
 @app.callback()
@@ -57,12 +64,21 @@ def run(
     driver_memory: Annotated[str, typer.Option(help="Of the Java process that drives Spark.")] = "2g",
     spark_log: Annotated[Path | None, typer.Option(help="Where Java and Spark write what they have to say.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no summary.")] = False,
+    progress: Annotated[
+        ProgressAs, typer.Option(help="On standard error as a bar or lines, or on standard output as JSON lines, no summary.")
+    ] = ProgressAs.TEXT,
+    report_id: Annotated[str | None, typer.Option(help="What the report is called; made up unless it is said.")] = None,
+    end_with_stdin: Annotated[
+        bool, typer.Option("--end-with-stdin", help="End when standard input is closed: who started this is gone.")
+    ] = False,
 ) -> None:
     """Give every transaction in the log exactly one verdict.
 
     Exit status: 0 clean; 1 findings; 2 wrong usage; 3 it could not be carried out; 4 the counts do not balance.
     """
     begun_at = datetime.now(UTC)
+    if end_with_stdin:
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
     if find_spec("pyspark") is None or find_spec("pyarrow") is None:
         _say("The audit needs Spark: `make audit` installs it, or: pip install -r requirements-audit.lock")
         raise typer.Exit(Exit.NOT_CARRIED_OUT)
@@ -79,15 +95,25 @@ def run(
 
     try:
         outcome = _carry_out(
-            _Asked(log, _utc(begun_from), _utc(begun_to), producer_group, master, split_mb, driver_memory, spark_log, quiet),
+            _Asked(
+                log,
+                _utc(begun_from),
+                _utc(begun_to),
+                producer_group,
+                master,
+                split_mb,
+                driver_memory,
+                spark_log,
+                None if quiet else progress,
+            ),
             is_finding,
         )
         status = Exit.NOT_BALANCED
         if outcome.is_balanced:
             status = Exit.FINDINGS if outcome.report["findings"]["total"] else Exit.CLEAN
         if json_file is not None:
-            _write(json_file, {**outcome.report, "run": _run_part(log, master, begun_at, status)})
-        if not quiet:
+            _write(json_file, {**outcome.report, "run": _run_part(report_id, log, master, begun_at, status)})
+        if not quiet and progress is ProgressAs.TEXT:
             from audit import summary
 
             summary.show(Console(soft_wrap=True), outcome.report, exit_status=status)
@@ -112,12 +138,10 @@ class _Asked(NamedTuple):
     split_mb: int
     driver_memory: str
     spark_log: Path
-    is_quiet: bool
+    progress: ProgressAs | None
 
 
 def _carry_out(asked: _Asked, is_finding: Callable[[str], bool]) -> Any:
-    from contextlib import nullcontext
-
     from audit import extent
 
     found = extent.find_log(asked.log)  # before Spark: where there is no log, that is said at once
@@ -129,8 +153,12 @@ def _carry_out(asked: _Asked, is_finding: Callable[[str], bool]) -> Any:
     scope = Scope(begun_from=asked.begun_from, begun_to=asked.begun_to, producer_group=asked.producer_group)
     with session(asked.master, log=asked.spark_log, settings={"spark.driver.memory": asked.driver_memory}) as spark:
         what = f"{found.end - found.begin:,} bytes of log"
-        console = Console(stderr=True, soft_wrap=True)
-        with nullcontext() if asked.is_quiet else progress.shown(spark, what, console=console):
+        shown: AbstractContextManager[None] = nullcontext()
+        if asked.progress is ProgressAs.TEXT:
+            shown = progress.shown(spark, what, console=Console(stderr=True, soft_wrap=True))
+        elif asked.progress is ProgressAs.JSON:
+            shown = progress.told(spark, sys.stdout)
+        with shown:
             return carry_out(spark, asked.log, scope, found=found, counted=is_finding, split_bytes=asked.split_mb << 20)
 
 
@@ -146,11 +174,11 @@ def _is_finding(text: str) -> Callable[[str], bool]:
     return wanted.__contains__
 
 
-def _run_part(log: str, master: str | None, begun_at: datetime, status: Exit) -> dict[str, Any]:
+def _run_part(report_id: str | None, log: str, master: str | None, begun_at: datetime, status: Exit) -> dict[str, Any]:
     """What differs from run to run over the same bytes."""
     ended_at = datetime.now(UTC)
     return {
-        "report_id": f"rpt_{begun_at:%Y%m%dT%H%M%S%f}",
+        "report_id": report_id or f"rpt_{begun_at:%Y%m%dT%H%M%S%f}",
         "started_at": begun_at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "finished_at": ended_at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "seconds": round((ended_at - begun_at).total_seconds(), 3),
@@ -166,6 +194,13 @@ def _write(path: Path, report: dict[str, Any]) -> None:
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     scratch.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     scratch.replace(path)
+
+
+def _end_with_stdin() -> None:
+    """Java goes with us: it reads from a pipe of ours in the same way."""
+    while os.read(0, 1 << 16):
+        pass
+    os._exit(Exit.NOT_CARRIED_OUT)
 
 
 def _utc(moment: datetime | None) -> datetime | None:

@@ -225,6 +225,24 @@ class Status(Protocol):
         """Now."""
 
 
+class SegmentInfo(NamedTuple):
+    """A piece of the log that is kept or dropped as a whole: log offsets [begin, end)."""
+
+    name: str
+    begin: int
+    end: int
+    is_sealed: bool  # all of it is written and on disk: it never changes again
+    first_stored_at_ms: int | None  # None where nothing is in it yet, or its first message cannot be read
+
+
+@runtime_checkable
+class SegmentListing(Protocol):
+    """Engines whose log lies in pieces."""
+
+    async def segments(self) -> list[SegmentInfo]:
+        """In log order. Raises StoreClosed."""
+
+
 class Snapshot(NamedTuple):
     """Bytes of a derived table, and up to where in each queue they reflect what was read."""
 

@@ -83,3 +83,24 @@ loop_leases = Table(
     Column("token", BigInteger, nullable=False),
     Column("expires_at_ms", BigInteger, nullable=False),
 )
+
+# What came of audits that were asked for; dropped ones stay for a while, so that they are known to have been there.
+audit_reports = Table(
+    "audit_reports",
+    metadata,
+    Column("report_id", String(64), primary_key=True),
+    Column("kind", String(64), nullable=False),
+    Column("begun_from_ms", BigInteger),
+    Column("begun_to_ms", BigInteger),
+    Column("producer_group", String(127)),
+    Column("state", String(16), nullable=False),
+    Column("starts", Integer, nullable=False),
+    Column("exit_status", Integer),
+    Column("reason", Text),
+    Column("created_at_ms", BigInteger, nullable=False),
+    Column("started_at_ms", BigInteger),
+    Column("finished_at_ms", BigInteger),
+    Column("dropped_at_ms", BigInteger),
+    Column("idempotency_key", String(255)),
+    Column("fingerprint", String(64)),
+)

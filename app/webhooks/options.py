@@ -12,7 +12,7 @@ from app.webhooks.allowed import read_allowed
 _FERNET_KEY = re.compile(r"[A-Za-z0-9_-]{43}=")
 
 
-def _from_json(value: Any) -> Any:
+def from_json(value: Any) -> Any:
     """A list inside a section comes from the environment as text, which pydantic-settings decodes at the top level only."""
     if not isinstance(value, str):
         return value
@@ -27,9 +27,9 @@ class WebhookOptions:
     """Checks that are sent to the producer."""
 
     # Hosts, and networks as 10.20.0.0/16, that may be loopback, private, plain http or on any port.
-    allowed_hosts: Annotated[tuple[str, ...], BeforeValidator(_from_json)] = ()
+    allowed_hosts: Annotated[tuple[str, ...], BeforeValidator(from_json)] = ()
     encryption_keys: Annotated[
-        tuple[SecretStr, ...], BeforeValidator(_from_json)
+        tuple[SecretStr, ...], BeforeValidator(from_json)
     ] = ()  # of secrets at rest; the first one seals
     secret_overlap_ms: int = 86_400_000  # a secret that was replaced signs too for so long
 

@@ -53,6 +53,7 @@ from storage.store import (
     PutBack,
     RecoveryReport,
     Scanned,
+    SegmentInfo,
     Snapshot,
     StoreStatus,
 )
@@ -297,6 +298,12 @@ class LocalMessageStore:
     async def oldest_stored_at_ms(self) -> int | None:
         """Retention."""
         return await self._in_lane(Lane.READ, self._retention.oldest_stored_at_ms)
+
+    async def segments(self) -> list[SegmentInfo]:
+        """SegmentListing."""
+        self._check_readable()
+        sealed_end = min(self._flusher.durable_end, self._writer.written_end)
+        return await self._in_lane(Lane.READ, lambda: self._retention.segments(sealed_end))
 
     def disk_usage(self) -> DiskUsage:
         """Retention."""

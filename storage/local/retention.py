@@ -28,7 +28,7 @@ from storage.local.options import LocalStoreOptions
 from storage.local.retention_plan import UsedSample, plan_deletion, project_full, refuses
 from storage.local.runner import Lane
 from storage.message import Message, QueueId
-from storage.store import DiskUsage, PutBack
+from storage.store import DiskUsage, PutBack, SegmentInfo
 
 _SAMPLE_MS = 60_000
 _SAMPLES = 60
@@ -116,6 +116,20 @@ class Retention:
         """The read lane's. None where nothing was dropped, or what is left cannot be read."""
         segments = list(self._segments)
         return self._first_time_of(segments) if segments[0].base_offset else None
+
+    def segments(self, sealed_end: int) -> list[SegmentInfo]:
+        """The read lane's. Without those that were made ahead and have nothing in them yet."""
+        return [
+            SegmentInfo(
+                segment.path.name,
+                segment.base_offset,
+                segment.end_offset,
+                is_sealed=segment.end_offset <= sealed_end,
+                first_stored_at_ms=self._first_time_of([segment]),
+            )
+            for number, segment in enumerate(self._segments)
+            if number == 0 or segment.base_offset < sealed_end
+        ]
 
     # ------------------------------------------------------------------------------------------------------- the disk
 

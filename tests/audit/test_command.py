@@ -108,6 +108,19 @@ def test_where_there_is_no_log_it_ends_with_3_and_says_so(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_a_run_whose_starter_is_gone_ends(tmp_path):
+    """A pipe that is closed says so, long before Java has started."""
+    log = WrittenLog(tmp_path / "store")
+    log.append(message(b"x"))
+    log.close()
+    command = [ESCROWMQ, "audit", "run", "--log", "store", "--json", "report.json", "--end-with-stdin"]
+
+    done = subprocess.run(command, cwd=tmp_path, stdin=subprocess.DEVNULL, timeout=60, check=False, capture_output=True)
+
+    assert done.returncode == 3
+    assert not (tmp_path / "report.json").exists()
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support import report_program
 from tests.support.http import until
 from tests.support.server import Server
 
@@ -121,7 +122,11 @@ def unknown_fields(value: Any) -> list[str]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[Server]:
-    environment = {"ESCROWMQ_API_KEYS": json.dumps([KEY]), "ESCROWMQ_WEBHOOK__ALLOWED_HOSTS": '["localhost"]'}
+    environment = {
+        "ESCROWMQ_API_KEYS": json.dumps([KEY]),
+        "ESCROWMQ_WEBHOOK__ALLOWED_HOSTS": '["localhost"]',
+        "ESCROWMQ_AUDIT__PROGRAM": json.dumps([sys.executable, report_program.__file__]),
+    }
     with Server(tmp_path_factory.mktemp("service") / "data", dev=False, environment=environment) as running:
         yield running
 
@@ -182,6 +187,7 @@ def test_every_operation_succeeds_and_its_answer_is_parsed(generated):
     look_at_the_disk(generated)
     ask_and_reply(generated)
     look_after(generated)
+    audit(generated)
 
     assert generated.succeeded == set(OPERATIONS)
     if os.environ.get("EXAMPLES") == "write":
@@ -313,6 +319,29 @@ def look_at_the_disk(generated: Generated) -> None:
     assert generated.call("getConfig", status=200).settings["ESCROWMQ_API_KEYS"] == "(set)"
     assert generated.call("getWhoami", status=200).authenticated
     assert generated.call("getVersion", status=200).name == "EscrowMQ"
+
+
+def audit(generated: Generated) -> None:
+    asked = generated.body("createAuditReport")
+    report_id = generated.call("createAuditReport", body=asked, idempotency_key="march", status=202).report_id
+    generated.answers.pop("getAuditReport", None)
+    until(
+        lambda: generated.module("getAuditReport").sync_detailed(report_id, client=generated.client).parsed.state == "done",
+        "the report is made",
+    )
+    report = generated.call("getAuditReport", report_id, status=200)
+    assert report.verdicts.to_dict() == {"committed_once": 1, "final_missing": 2}
+    assert report.findings.items[0].records[0].kind == "half"
+    assert report_id in [one.report_id for one in generated.call("listAuditReports", state="done", status=200).items]
+    assert len(generated.call("listAuditFindings", report_id, verdict="damaged", status=200).items) == 1
+    generated.call("downloadAuditReport", report_id, status=200)
+    transaction = generated.call("beginTransaction", body=generated.body("beginTransaction"), status=201)
+    generated.call("commitTransaction", transaction.transaction_id, status=200)
+    proof = generated.call("getTransactionProof", transaction.transaction_id, status=200)
+    assert (proof.verdict, [one.kind for one in proof.records]) == ("committed_once", ["half", "final", "op"])
+    assert generated.call("listAuditSegments", status=200).items[0].begin == 0
+    generated.call("deleteAuditReport", report_id, status=204)
+    assert generated.call("getAuditReport", report_id, status=410).code == "report_expired"
 
 
 def ask_and_reply(generated: Generated) -> None:

@@ -6,6 +6,7 @@ bytes of honest requests. At the end of the second one the books are balanced: w
 
 import json
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,8 @@ from schemathesis.specs.openapi.checks import (
 
 from app.problems import PROBLEMS
 from tests.fault.spoiled_bytes import ENVIRONMENT, Fuzzer
-from tests.support.http import ok
+from tests.support import report_program
+from tests.support.http import ok, until
 from tests.support.server import Server
 
 pytestmark = pytest.mark.faults
@@ -56,6 +58,7 @@ CHANGED = "changed"  # a topic that nobody sends to: after a change it may take 
 RECEIVER = "127.0.0.1:9"  # of a group that is asked by webhook; nobody is there, and no transaction of the group either
 OPEN_TRANSACTIONS = 4  # begun for each operation anew: each decides some
 OPEN_SCHEDULES = 2
+OPEN_REPORTS = 2
 LONGEST_WAIT_MS = 20
 CONFIG = {
     "checks": {
@@ -107,7 +110,11 @@ CHECKS = [
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[Server]:
-    environment = {"ESCROWMQ_WEBHOOK__ALLOWED_HOSTS": '["127.0.0.1"]'}
+    environment = {
+        "ESCROWMQ_WEBHOOK__ALLOWED_HOSTS": '["127.0.0.1"]',
+        "ESCROWMQ_AUDIT__PROGRAM": json.dumps([sys.executable, report_program.__file__]),
+        "ESCROWMQ_AUDIT__MAX_QUEUED": "1000000",
+    }
     with Server(tmp_path_factory.mktemp("fuzzed") / "data", dev=False, environment=environment) as running:
         with running.client() as api:
             for topic in ("orders", CHANGED):
@@ -133,6 +140,7 @@ def test_every_operation_answers_as_its_document_says_whatever_is_sent(server, d
         "request_id": [ask_one(server)["request_id"] for _ in range(OPEN_SCHEDULES)],
         "message_id": [dead_letter_one(server)],
         "task_id": [begin_task(server)],
+        "report_id": [make_report(server) for _ in range(OPEN_REPORTS)],
         "schedule_id": [
             *[send_one(server, delay_ms=3_600_000)["schedule_id"] for _ in range(OPEN_SCHEDULES)],
             *[make_cron(server) for _ in range(OPEN_SCHEDULES)],
@@ -229,6 +237,14 @@ def begin_task(server: Server) -> str:
     with server.client() as api:
         redrive = {"select": "ids", "message_ids": ["msg_nobody"]}
         return ok(api.post("/v1/groups/billing/dead-letters/redrive", json=redrive), 202)["task_id"]
+
+
+def make_report(server: Server) -> str:
+    """A report that is done; its id."""
+    with server.client() as api:
+        path = api.post("/v1/audit/reports", json={}).headers["location"]
+        until(lambda: ok(api.get(path))["state"] == "done", "the report is made")
+        return path.rpartition("/")[2]
 
 
 def begin_some(server: Server, operation_id: str) -> list[str]:

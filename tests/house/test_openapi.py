@@ -14,7 +14,11 @@ from tests.house.source import ROOT
 
 COMMITTED = ROOT / "openapi" / "openapi.json"
 
-NOT_JSON = {"getMessagePayload": "application/octet-stream", "sendMessageStream": "application/x-ndjson"}
+NOT_JSON = {
+    "getMessagePayload": "application/octet-stream",
+    "sendMessageStream": "application/x-ndjson",
+    "downloadAuditReport": "application/octet-stream",
+}
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """What tests over HTTP have in common: problems, conditions to wait for, and bytes straight to a socket."""
 
+import asyncio
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -59,6 +60,17 @@ def until(find: Callable[[], T], what: str, *, seconds: float = WAIT_SECONDS) ->
         if found:
             return found
         time.sleep(0.01)  # the one place where a test over HTTP waits for the clock
+    raise AssertionError(f"not within {seconds} s: {what}")
+
+
+async def reached(find: Callable[[], T], what: str, *, seconds: float = WAIT_SECONDS) -> T:
+    """As `until`, on an event loop that has other things to do."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = find()
+        if found:
+            return found
+        await asyncio.sleep(0.01)
     raise AssertionError(f"not within {seconds} s: {what}")
 
 

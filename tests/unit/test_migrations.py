@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, Table, create_engine, insert, inspect
 
 from app.registry.consumer_groups import ConsumerGroup, _from_row
 from app.registry.database import MIGRATIONS, Database, migrate, rows
-from app.registry.tables import consumer_groups, cron_schedules, loop_leases, metadata, producer_groups, topics
+from app.registry.tables import audit_reports, consumer_groups, cron_schedules, loop_leases, metadata, producer_groups, topics
 from delivery.groups import GroupRules
 
 REVISIONS = [script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions()][::-1]
@@ -56,6 +56,23 @@ ROWS: dict[Table, dict[str, object]] = {
         "fingerprint": "f" * 64,
         "created_at_ms": 1_800_000_000_126,
         "revision": 2,
+    },
+    audit_reports: {
+        "report_id": "rpt_1",
+        "kind": "transaction_outcomes",
+        "begun_from_ms": 1 << 40,
+        "begun_to_ms": None,
+        "producer_group": "shop",
+        "state": "failed",
+        "starts": 3,
+        "exit_status": 3,
+        "reason": "it was interrupted",
+        "created_at_ms": 1_800_000_000_127,
+        "started_at_ms": 1_800_000_000_128,
+        "finished_at_ms": 1 << 41,
+        "dropped_at_ms": 1 << 42,
+        "idempotency_key": "once",
+        "fingerprint": "f" * 64,
     },
     loop_leases: {"loop": "cron", "owner": "a", "token": 1 << 40, "expires_at_ms": 1 << 41},
     consumer_groups: {

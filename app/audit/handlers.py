@@ -1,0 +1,187 @@
+"""Reports of audits over HTTP: ask for one, look at it, page through its findings, download it, drop it."""
+
+import asyncio
+import csv
+import io
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from app import codec, pages
+from app.audit.schemas import (
+    AuditProgress,
+    AuditReportInput,
+    AuditReportPage,
+    AuditReportSummary,
+    DownloadQuery,
+    ListAuditFindingsQuery,
+    ListAuditReportsQuery,
+)
+from app.exchange import NO_CONTENT, Call, FileReply, Reply, reply
+from app.problems import invalid_field
+from app.registry.audit_reports import DONE, FAILED, QUEUED, RUNNING, AuditReport
+from app.reports.service import HTML, PARQUET, REPORT
+from app.services import Services
+
+_decoder = msgspec.json.Decoder(AuditReportInput)
+_STATES = (QUEUED, RUNNING, DONE, FAILED)
+_YEAR_1_MS, _YEAR_10000_MS = -62_135_596_800_000, 253_402_300_800_000
+_OCTETS = "application/octet-stream"
+
+
+async def create(services: Services, call: Call) -> Reply:
+    given = call.decode(_decoder)
+    key, fingerprint = call.idempotency_key, sha256(call.body).hexdigest()
+    begun_from_ms, begun_to_ms = _time(given.from_, "/from"), _time(given.to, "/to")
+    if begun_from_ms is not None and begun_to_ms is not None and begun_from_ms > begun_to_ms:
+        raise invalid_field("/to", "out_of_range", "it is earlier than `from`")
+    if given.producer_group is not UNSET:
+        services.producer_groups.check_name(given.producer_group)
+    report, is_repeated = services.reports.made_before(key, fingerprint), True
+    if report is None:
+        is_repeated = False
+        report = AuditReport(
+            report_id=services.identifiers.new("rpt"),
+            kind=given.kind,
+            begun_from_ms=begun_from_ms,
+            begun_to_ms=begun_to_ms,
+            producer_group=None if given.producer_group is UNSET else given.producer_group,
+            created_at_ms=services.clock.wall_ms(),
+            idempotency_key=key,
+            fingerprint=None if key is None else fingerprint,
+        )
+        await services.reports.create(report)
+    headers = {"Location": f"/v1/audit/reports/{report.report_id}"} | ({"Idempotency-Replayed": "true"} if is_repeated else {})
+    return reply(202, _view(services, report), headers)
+
+
+async def list_(services: Services, call: Call) -> Reply:
+    query = call.parameters(ListAuditReportsQuery)
+    states = _states(query.state or ",".join(_STATES))
+    after = "" if query.page_token is UNSET else pages.decode_token("reports", query.page_token)
+    found = [report for report in services.reports if report.report_id > after and report.state in states]
+    page = AuditReportPage(items=[_view(services, report) for report in found[: query.page_size]])
+    if len(found) > query.page_size:
+        page.next_page_token = pages.encode_token("reports", page.items[-1].report_id)
+    return reply(200, page)
+
+
+async def get(services: Services, _: Call, report_id: str) -> Reply:
+    report = services.reports.get(report_id)
+    view = _view(services, report)
+    if report.state != DONE:
+        return reply(200, view)
+    return Reply(200, await asyncio.to_thread(_joined, view, services.reports.file(report, REPORT)))
+
+
+async def list_findings(services: Services, call: Call, report_id: str) -> Reply:
+    query = call.parameters(ListAuditFindingsQuery)
+    path = services.reports.file(services.reports.get(report_id), REPORT)
+    begin = 0 if query.page_token is UNSET else pages.decode_number_token("findings", query.page_token)
+    verdict = None if query.verdict is UNSET else query.verdict
+    return Reply(200, await asyncio.to_thread(_page_of_findings, path, verdict, begin, query.page_size))
+
+
+async def download(services: Services, call: Call, report_id: str) -> Reply | FileReply:
+    wanted = call.parameters(DownloadQuery).format
+    report = services.reports.get(report_id)
+    if wanted == "csv":
+        table = await asyncio.to_thread(_as_table, services.reports.file(report, REPORT))
+        headers = {"Content-Disposition": f'attachment; filename="{report_id}.csv"', "X-Content-Type-Options": "nosniff"}
+        return Reply(200, table, headers, _OCTETS)
+    path = services.reports.file(report, {"json": REPORT, "html": HTML, "parquet": PARQUET}[wanted])
+    return FileReply(path, f"{report_id}.{wanted}", _OCTETS)
+
+
+async def drop(services: Services, _: Call, report_id: str) -> Reply:
+    await services.reports.drop(services.reports.get(report_id))
+    return NO_CONTENT
+
+
+# --------------------------------------------------------------------------------------------- the files, on a thread
+
+
+def _joined(view: AuditReportSummary, path: Path) -> bytes:
+    return codec.encode(msgspec.json.decode(path.read_bytes()) | msgspec.to_builtins(view))
+
+
+def _page_of_findings(path: Path, verdict: str | None, begin: int, size: int) -> bytes:
+    items = _findings(path)
+    places = [at for at in range(begin, len(items)) if verdict is None or _is_of(items[at], verdict)]
+    page: dict[str, Any] = {"items": [items[at] for at in places[:size]]}
+    if len(places) > size:
+        page["next_page_token"] = pages.encode_token("findings", str(places[size]))
+    return codec.encode(page)
+
+
+def _is_of(finding: dict[str, Any], verdict: str) -> bool:
+    return finding["verdict"] == verdict or finding.get(verdict) is True
+
+
+def _as_table(path: Path) -> bytes:
+    """One line for each finding, with the places of its records."""
+    text = io.StringIO()
+    lines = csv.writer(text)
+    lines.writerow(["verdict", "transaction_id", "producer_group", "flags", "log_offset", "bytes", "reason", "records"])
+    for item in _findings(path):
+        records = item.get("records", [])
+        flags = " ".join(name for name, value in item.items() if value is True)
+        first = item.get("log_offset", records[0]["log_offset"] if records else "")
+        named = " ".join(f"{record['kind']}@{record['log_offset']}" for record in records)
+        cells = [item["verdict"], item.get("transaction_id"), item.get("producer_group"), flags, first, item.get("bytes")]
+        lines.writerow([_plain(cell) for cell in (*cells, item.get("reason"), named)])
+    return text.getvalue().encode("utf-8")
+
+
+def _plain(cell: Any) -> Any:
+    """A spreadsheet takes a text that begins so for a formula, and an id may be anybody's."""
+    return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
+
+
+def _findings(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = msgspec.json.decode(path.read_bytes())["findings"]["items"]
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------- details
+
+
+def _view(services: Services, report: AuditReport) -> AuditReportSummary:
+    progress = services.reports.progress(report)
+    return AuditReportSummary(
+        report_id=report.report_id,
+        kind=report.kind,
+        state=report.state,
+        from_=_text(report.begun_from_ms),
+        to=_text(report.begun_to_ms),
+        producer_group=report.producer_group or UNSET,
+        created_at=codec.rfc3339(report.created_at_ms),
+        started_at=_text(report.started_at_ms),
+        finished_at=_text(report.finished_at_ms),
+        exit_status=UNSET if report.exit_status is None else report.exit_status,
+        reason=report.reason or UNSET,
+        progress=UNSET if progress is None else AuditProgress(tasks_done=progress.done, tasks_known=progress.known),
+    )
+
+
+def _time(given: str | UnsetType, pointer: str) -> int | None:
+    if given is UNSET:
+        return None
+    wall_ms = codec.parse_time(given, pointer)
+    if wall_ms >= _YEAR_10000_MS:  # in UTC
+        raise invalid_field(pointer, "out_of_range", "years have four digits")
+    return max(wall_ms, _YEAR_1_MS)
+
+
+def _text(wall_ms: int | None) -> str | UnsetType:
+    return UNSET if wall_ms is None else codec.rfc3339(wall_ms)
+
+
+def _states(given: str) -> frozenset[str]:
+    words = frozenset(word.strip() for word in given.split(","))
+    if not words <= set(_STATES):
+        raise invalid_field("/query/state", "not_allowed", f"a state is one of {', '.join(_STATES)}")
+    return words

@@ -1,0 +1,115 @@
+"""The verdict on one transaction, from its records. Pure: stored messages in, facts out; the rules are the audit's own.
+
+The records are counted one by one here, where Spark has sums: tests hold both, and a third one in plain Python, to the same.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from audit.verdicts import Fact
+from storage.formats import names, properties
+from storage.formats import record as records
+from storage.formats.delay_levels import SCHEDULE_TOPIC
+from storage.message import StoredMessage
+from txn import half_message
+from txn.half_message import CHECK_QUEUE, HALF_QUEUE, OP_QUEUE, Held, Resumed
+from txn.states import TxnState
+
+DELAY_TOPICS = (names.TIMER_TOPIC, SCHEDULE_TOPIC)
+_PUT_BACK_DELAYED = "__schedule_so_far"
+_OPS = {TxnState.COMMITTED: Fact.COMMIT_OP, TxnState.ROLLED_BACK: Fact.ROLLBACK_OP, None: Fact.PLAIN_OP}
+
+
+class Evidence(NamedTuple):
+    """All that the log has of one transaction."""
+
+    halves: Sequence[StoredMessage]
+    finals: Sequence[StoredMessage]  # with the COMMIT bits: in their real topics, and where they wait for their time
+    checks: Sequence[StoredMessage]
+    ops: Sequence[StoredMessage]
+
+    @property
+    def in_log_order(self) -> list[StoredMessage]:
+        found = [*self.halves, *self.finals, *self.checks, *self.ops]
+        return sorted(found, key=_place)
+
+
+def facts_of(evidence: Evidence, *, log_begin: int) -> Fact:
+    """As `audit/outcomes.py` finds them. `log_begin`: what lay before is gone through retention."""
+    facts = Fact(0)
+    if evidence.halves:
+        facts |= Fact.HALF
+    elif log_begin:
+        facts |= Fact.GONE
+    for op in evidence.ops:
+        facts |= _OPS[half_message.read_op(op).state]
+    facts |= _of_finals(evidence)
+    return facts | _of_holding(evidence)
+
+
+def _of_finals(evidence: Evidence) -> Fact:
+    finals = [message for message in evidence.finals if _PUT_BACK_DELAYED not in message.system]
+    waiting = Counter(message.message_id for message in finals if message.queue.topic in DELAY_TOPICS)
+    delivered = Counter(message.message_id for message in finals if has_waited(message))
+    direct = Counter(message.message_id for message in finals) - waiting - delivered
+    expected = {half.message_id: half for half in evidence.halves}
+    facts = Fact(0)
+    if finals:
+        facts |= Fact.PUBLISHED
+    if all(waiting[each] or direct[each] for each in expected):
+        facts |= Fact.ALL_THERE
+    if any(direct[each] + bool(waiting[each]) > 1 or delivered[each] > 1 for each in {*direct, *waiting, *delivered}):
+        facts |= Fact.DOUBLED
+    if any(final.message_id in expected and final.body != expected[final.message_id].body for final in finals):
+        facts |= Fact.ALTERED
+    places = {half.log_offset for half in evidence.halves}
+    if places and any(final.prepared_log_offset and final.prepared_log_offset not in places for final in finals):
+        facts |= Fact.WRONG_HALF
+    if finals and evidence.halves and not evidence.ops:
+        facts |= Fact.OURS_WITHOUT_OP
+    return facts
+
+
+def _of_holding(evidence: Evidence) -> Fact:
+    held = [_place(check) for check in evidence.checks if isinstance(half_message.read_check(check), Held)]
+    resumed = [_place(check) for check in evidence.checks if isinstance(half_message.read_check(check), Resumed)]
+    decided = [_place(message) for message in (*evidence.ops, *evidence.finals)]
+    facts = Fact(0)
+    if held and max(held) > max(resumed, default=-1):
+        facts |= Fact.HELD
+    if held and decided and min(decided) > min(held):
+        facts |= Fact.LATE
+    return facts
+
+
+def has_waited(message: StoredMessage) -> bool:
+    """Is it a delayed message in its real topic?"""
+    return properties.SCHEDULE_ID in message.system and message.queue.topic not in DELAY_TOPICS
+
+
+def kind_of(message: StoredMessage) -> str:
+    """As the audit calls its records (`audit/columns.py`)."""
+    if message.queue == HALF_QUEUE:
+        return "half"
+    if message.queue == OP_QUEUE:
+        return "op"
+    if message.queue == CHECK_QUEUE:
+        return "check"
+    if message.queue.topic in DELAY_TOPICS:
+        return "delayed_again" if _PUT_BACK_DELAYED in message.system else "delayed"
+    return "final"
+
+
+def event_of(check: StoredMessage) -> str:
+    """What happened: answered_unknown, check_failed, held, resumed."""
+    return str(type(half_message.read_check(check)).__struct_config__.tag)
+
+
+def crc_of(message: StoredMessage) -> str:
+    """Of its body, as the audit writes it."""
+    return f"{records.body_crc(message.body):08x}"
+
+
+def _place(message: StoredMessage) -> int:
+    return message.log_offset or 0

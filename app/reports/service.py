@@ -1,0 +1,250 @@
+"""Reports of audits: asked for, made one at a time by a process of their own, kept until there are too many.
+
+A report is a row in SQL and a folder of files. While one is made the row says running; a service that ends takes the process
+with it, and the next one begins that report anew.
+"""
+
+import asyncio
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import structlog
+
+from app import codec
+from app.problems import Refusal
+from app.registry.audit_reports import DONE, FAILED, QUEUED, RUNNING, AuditReport, AuditReportRows
+from app.reports import process
+from app.reports.options import AuditOptions
+from storage.clock import Clock
+from storage.errors import Backpressure, IdempotencyKeyReused, NotSupportedByEngine, StorageFull
+
+FOLDER = "audit"
+REPORT = "report.json"
+HTML = "report.html"
+PARQUET = "transactions.parquet"
+_ERRORS = "standard-error.log"
+_SPARK_LOG = "spark.log"
+_MADE = (0, 1, 4)  # exit statuses with which there is a report: clean, findings, does not balance
+_MOST_STARTS = 3
+_MOST_DROPPED = 1_000  # of which it is known that they were there
+_REASON_CHARACTERS = 500
+_NEEDS_SPARK = "an audit needs Spark, which is not installed beside the service: `make audit`, or requirements-audit.lock"
+
+log = structlog.get_logger()
+
+
+class Progress(NamedTuple):
+    """Tasks of the stages that run now."""
+
+    done: int
+    known: int
+
+
+class _Line(msgspec.Struct):
+    tasks_done: int
+    tasks_known: int
+
+
+class AuditReports:
+    """The event loop's. `open` first, `stop` at the end."""
+
+    def __init__(
+        self, rows: AuditReportRows, clock: Clock, options: AuditOptions, *, program: Sequence[str], data_dir: Path
+    ) -> None:
+        """`program`: what makes reports; empty where there is none."""
+        self._rows = rows
+        self._clock = clock
+        self._options = options
+        self._program = program
+        self._data_dir = data_dir
+        self._reports: dict[str, AuditReport] = {}
+        self._progress: Progress | None = None
+        self._working: asyncio.Task[None] | None = None
+        self._current: tuple[str, asyncio.Task[int]] | None = None
+
+    async def open(self) -> None:
+        """Take up what the last service left."""
+        self._reports = {report.report_id: report for report in await self._rows.load()}
+        await asyncio.to_thread(_remove_strays, self._data_dir / FOLDER, {report.report_id for report in self})
+        for report in self:
+            if report.state == RUNNING and report.starts < _MOST_STARTS:
+                await self._change(report, state=QUEUED, started_at_ms=None)
+            elif report.state == RUNNING:
+                await self._fail(report, f"the service ended {_MOST_STARTS} times while it was made")
+        self._work_on()
+
+    async def stop(self) -> None:
+        """End what runs; it begins anew at the next start."""
+        if self._working is not None:
+            self._working.cancel()
+            await asyncio.wait({self._working})
+            self._working = None
+
+    def __iter__(self) -> Iterator[AuditReport]:
+        """Those that are not dropped, in the order in which they were asked for."""
+        return iter([report for report in self._reports.values() if report.dropped_at_ms is None])
+
+    def get(self, report_id: str) -> AuditReport:
+        """Raises Refusal report_not_found, report_expired."""
+        report = self._reports.get(report_id)
+        if report is None:
+            raise Refusal("report_not_found", f"report {report_id[:100]} does not exist")
+        if report.dropped_at_ms is not None:
+            raise Refusal("report_expired", f"report {report_id} was dropped at {codec.rfc3339(report.dropped_at_ms)}")
+        return report
+
+    def file(self, report: AuditReport, name: str) -> Path:
+        """Raises Refusal report_not_found: the report has no such file, or not yet."""
+        path = self._folder(report) / name
+        if report.state != DONE or not path.is_file():
+            what = f"is {report.state}" if report.state != DONE else f"has no {name}"
+            raise Refusal("report_not_found", f"report {report.report_id} {what}", context={"state": report.state})
+        return path
+
+    def progress(self, report: AuditReport) -> Progress | None:
+        return self._progress if report.state == RUNNING else None
+
+    def made_before(self, key: str | None, fingerprint: str) -> AuditReport | None:
+        """By a request with the same Idempotency-Key. Raises IdempotencyKeyReused."""
+        found = next((one for one in self._reports.values() if key is not None and one.idempotency_key == key), None)
+        if found is not None and found.fingerprint != fingerprint:
+            raise IdempotencyKeyReused(f"Idempotency-Key {key} was used with another body")
+        return found
+
+    async def create(self, report: AuditReport) -> None:
+        """Raises NotSupportedByEngine where there is no Spark; Backpressure, StorageFull."""
+        if not self._program:
+            raise NotSupportedByEngine(_NEEDS_SPARK)
+        waiting = sum(one.state == QUEUED for one in self)
+        if waiting >= self._options.max_queued:
+            raise Backpressure(f"{waiting} reports wait to be made, the limit is {self._options.max_queued}")
+        self._reports[report.report_id] = report  # before anything is awaited: a request with the same key finds it
+        try:
+            await self._rows.add(report)
+        except BaseException:
+            del self._reports[report.report_id]
+            raise
+        self._work_on()
+
+    async def drop(self, report: AuditReport) -> None:
+        """End it where it is being made, and remove its files."""
+        await self._change(report, dropped_at_ms=self._clock.wall_ms())
+        if self._current is not None and self._current[0] == report.report_id:
+            self._current[1].cancel()
+            await asyncio.wait({self._current[1]})
+        await asyncio.to_thread(shutil.rmtree, self._folder(report), ignore_errors=True)
+
+    # ------------------------------------------------------------------------------------------------------- the work
+
+    def _work_on(self) -> None:
+        if self._program and (self._working is None or self._working.done()):
+            self._working = asyncio.create_task(self._work(), name="audit-reports")
+
+    async def _work(self) -> None:
+        while (report := next((one for one in self if one.state == QUEUED), None)) is not None:
+            try:
+                await self._carry_out(report)
+            except Exception as error:
+                log.exception("report_failed", report_id=report.report_id)
+                with suppress(StorageFull):  # then the next start makes it again
+                    await self._fail(report, f"{type(error).__name__}: {error}")
+            with suppress(StorageFull):
+                await self._drop_old()
+
+    async def _carry_out(self, report: AuditReport) -> None:
+        folder = self._folder(report)
+        await asyncio.to_thread(_make_empty, folder)
+        report = await self._change(
+            report, state=RUNNING, starts=report.starts + 1, started_at_ms=self._clock.wall_ms(), reason=None
+        )
+        log.info("report_begun", report_id=report.report_id)
+        self._progress = Progress(0, 0)
+        task = asyncio.create_task(
+            process.run(
+                self._command(report), folder=self._data_dir, errors=folder / _ERRORS, on_line=self._note
+            )
+        )  # fmt: skip
+        self._current = report.report_id, task
+        try:
+            await asyncio.wait({task}, timeout=self._options.timeout_ms / 1000)
+            is_over_time = not task.done()
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+            self._current = None
+        if self._reports[report.report_id].dropped_at_ms is not None:
+            return
+        if is_over_time:
+            await self._fail(report, f"it took longer than {self._options.timeout_ms} ms")
+        elif task.result() in _MADE and (folder / REPORT).is_file():
+            await self._change(report, state=DONE, exit_status=task.result(), finished_at_ms=self._clock.wall_ms())
+            log.info("report_done", report_id=report.report_id, exit_status=task.result())
+        else:
+            said = await asyncio.to_thread(_last_words, folder / _ERRORS)
+            await self._fail(report, said or f"it ended with status {task.result()}", exit_status=task.result())
+
+    def _command(self, report: AuditReport) -> list[str]:
+        """Run where the data lies, so that no path of this machine stands in a report."""
+        folder = f"{FOLDER}/{report.report_id}"
+        command = [*self._program, "audit", "run", "--log", "store", "--json", f"{folder}/{REPORT}"]
+        command += ["--spark-log", f"{folder}/{_SPARK_LOG}", "--report-id", report.report_id]
+        command += ["--driver-memory", self._options.driver_memory, "--progress", "json", "--end-with-stdin"]
+        if report.begun_from_ms is not None:
+            command += ["--from", codec.rfc3339(report.begun_from_ms)]
+        if report.begun_to_ms is not None:
+            command += ["--to", codec.rfc3339(report.begun_to_ms)]
+        if report.producer_group is not None:
+            command += ["--producer-group", report.producer_group]
+        return command
+
+    def _note(self, line: bytes) -> None:
+        with suppress(msgspec.DecodeError):  # whatever else the program says
+            found = msgspec.json.decode(line, type=_Line)
+            self._progress = Progress(found.tasks_done, found.tasks_known)
+
+    async def _fail(self, report: AuditReport, reason: str, *, exit_status: int | None = None) -> None:
+        reason = reason[:_REASON_CHARACTERS]
+        await self._change(report, state=FAILED, reason=reason, exit_status=exit_status, finished_at_ms=self._clock.wall_ms())
+        log.warning("report_failed", report_id=report.report_id, reason=reason)
+
+    async def _drop_old(self) -> None:
+        ended = [report for report in self if report.has_ended]
+        for report in ended[: -self._options.kept_reports]:
+            await self.drop(report)
+        dropped = [report.report_id for report in self._reports.values() if report.dropped_at_ms is not None]
+        for report_id in dropped[:-_MOST_DROPPED]:
+            del self._reports[report_id]
+            await self._rows.forget(report_id)
+
+    async def _change(self, report: AuditReport, **changes: object) -> AuditReport:
+        """Of what it is by now: a request may have dropped it meanwhile."""
+        changed = msgspec.structs.replace(self._reports[report.report_id], **changes)
+        self._reports[report.report_id] = changed
+        await self._rows.change(changed)
+        return changed
+
+    def _folder(self, report: AuditReport) -> Path:
+        return self._data_dir / FOLDER / report.report_id
+
+
+def _make_empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def _remove_strays(folder: Path, known: set[str]) -> None:
+    """What is left of reports that were being dropped."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name not in known:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _last_words(path: Path) -> str:
+    """What a program says before it fails, without the frames that typer draws around it."""
+    lines = path.read_text("utf-8", "replace").replace("│", " ").splitlines()[-20:]
+    words = [line.strip() for line in lines if any(character.isalnum() for character in line)]
+    return " ".join(words)[-_REASON_CHARACTERS:]

@@ -1,0 +1,198 @@
+"""Reports of audits, made by a program that stands in for Spark: they fail, pile up, are cut off."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.problems import Refusal
+from app.registry.audit_reports import AuditReport, AuditReportRows
+from app.registry.database import Database
+from app.reports.options import AuditOptions
+from app.reports.service import AuditReports
+from storage.clock import SystemClock
+from storage.errors import Backpressure, NotSupportedByEngine
+from tests.support import report_program
+from tests.support.http import reached
+
+PROGRAM = (sys.executable, report_program.__file__)
+
+
+class Service:
+    """The reports of one data directory; `open` and `stop` as a service that starts and ends."""
+
+    def __init__(self, data_dir: Path, **options) -> None:
+        self._data_dir = data_dir
+        self._options = AuditOptions(**options)
+
+    async def open(self, program=PROGRAM) -> AuditReports:
+        self._database = Database(f"sqlite:///{self._data_dir / 'registry.db'}")
+        await self._database.open()
+        rows = AuditReportRows(self._database)
+        self.reports = AuditReports(rows, SystemClock(), self._options, program=program, data_dir=self._data_dir)
+        await self.reports.open()
+        return self.reports
+
+    async def stop(self) -> None:
+        await self.reports.stop()
+        await self._database.aclose()
+
+
+@pytest.fixture
+async def service(tmp_path):
+    made = Service(tmp_path, kept_reports=2, max_queued=3)
+    yield made
+    await made.stop()
+
+
+async def ask(reports: AuditReports, number: int, group: str = "shop") -> AuditReport:
+    report = AuditReport(
+        report_id=f"rpt_{number}", kind="transaction_outcomes", producer_group=group, created_at_ms=number, fingerprint="x"
+    )
+    await reports.create(report)
+    return report
+
+
+async def until_state(reports: AuditReports, report: AuditReport, *states: str) -> AuditReport:
+    return await reached(
+        lambda: (now := reports.get(report.report_id)).state in states and now, f"{report.report_id} is {states}"
+    )
+
+
+async def until_it_hangs(reports: AuditReports, report: AuditReport, folder: Path) -> int:
+    """The process id of a run that goes on for ever."""
+    path = folder / "audit" / report.report_id / "pid"
+    return int(await reached(lambda: path.is_file() and path.read_text(), "the program has begun"))
+
+
+def is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_a_report_is_made_by_the_program_and_then_read_from_its_files(service, tmp_path):
+    reports = await service.open()
+
+    report = await until_state(reports, await ask(reports, 1), "done")
+
+    assert (report.exit_status, report.reason, report.starts) == (1, None, 1)
+    made = json.loads(reports.file(report, "report.json").read_text())
+    assert (made["run"]["report_id"], made["run"]["log"], made["producer_group"]) == ("rpt_1", "store", "shop")
+
+
+async def test_reports_are_made_one_at_a_time_in_their_order_and_too_many_that_wait_are_refused(service, tmp_path):
+    reports = await service.open()
+    first = await ask(reports, 1, "hangs")
+    await until_it_hangs(reports, first, tmp_path)
+    for number in (2, 3, 4):
+        await ask(reports, number)
+
+    with pytest.raises(Backpressure):
+        await ask(reports, 5)
+
+    assert [(one.report_id, one.state) for one in reports] == [
+        ("rpt_1", "running"), ("rpt_2", "queued"), ("rpt_3", "queued"), ("rpt_4", "queued")
+    ]  # fmt: skip
+    await reached(lambda: reports.progress(reports.get("rpt_1")) == (1, 7), "it has said how far it is")
+
+
+async def test_a_program_that_fails_or_is_not_there_fails_the_report_with_its_last_words(service):
+    reports = await service.open()
+
+    report = await until_state(reports, await ask(reports, 1, "fails"), "failed")
+    assert (report.exit_status, report.reason) == (1, "the log is not there")
+
+    await service.stop()
+    reports = await service.open(program=("/nowhere/escrowmq",))
+    report = await until_state(reports, await ask(reports, 2), "failed")
+    assert "/nowhere/escrowmq" in report.reason
+    with pytest.raises(Refusal, match="is failed"):
+        reports.file(report, "report.json")
+
+
+async def test_a_run_that_takes_too_long_is_ended(tmp_path):
+    service = Service(tmp_path, timeout_ms=500)
+    reports = await service.open()
+
+    report = await until_state(reports, await ask(reports, 1, "hangs"), "failed")
+
+    assert report.reason == "it took longer than 500 ms"
+    await service.stop()
+
+
+async def test_the_service_ends_what_runs_and_the_next_start_makes_it_anew_three_times_at_most(service, tmp_path):
+    reports = await service.open()
+    report = await ask(reports, 1, "hangs")
+    for starts in (1, 2, 3):
+        pid = await until_it_hangs(reports, report, tmp_path)
+        assert reports.get("rpt_1").starts == starts
+        await service.stop()
+        assert not is_there(pid)
+        (tmp_path / "audit" / "rpt_1" / "pid").unlink()
+        reports = await service.open()
+
+    report = await until_state(reports, report, "failed")
+    assert report.reason == "the service ended 3 times while it was made"
+
+
+async def test_a_start_takes_up_what_was_queued_and_removes_folders_that_no_report_has(service, tmp_path):
+    reports = await service.open(program=PROGRAM)
+    hanging = await ask(reports, 1, "hangs")
+    await until_it_hangs(reports, hanging, tmp_path)
+    waiting = await ask(reports, 2)
+    await reports.drop(hanging)
+    await until_state(reports, waiting, "done")
+    await service.stop()
+    (tmp_path / "audit" / "rpt_0").mkdir()
+
+    reports = await service.open()
+
+    assert [one.report_id for one in reports] == ["rpt_2"]
+    assert [path.name for path in (tmp_path / "audit").iterdir()] == ["rpt_2"]
+    with pytest.raises(Refusal) as refused:
+        reports.get("rpt_1")
+    assert refused.value.code == "report_expired"
+
+
+async def test_a_report_that_is_dropped_while_it_is_made_is_ended_and_its_files_are_gone(service, tmp_path):
+    reports = await service.open()
+    report = await ask(reports, 1, "hangs")
+    pid = await until_it_hangs(reports, report, tmp_path)
+
+    await reports.drop(report)
+
+    assert not is_there(pid)
+    assert not (tmp_path / "audit" / "rpt_1").exists()
+    await until_state(reports, await ask(reports, 2), "done")
+
+
+async def test_the_oldest_go_when_there_are_too_many_and_it_is_known_that_they_were_there(service, tmp_path):
+    reports = await service.open()
+    for number in range(1, 5):
+        await until_state(reports, await ask(reports, number, "fails" if number == 2 else "shop"), "done", "failed")
+    await ask(reports, 5, "hangs")
+    await until_it_hangs(reports, AuditReport(report_id="rpt_5", kind="", created_at_ms=5), tmp_path)
+
+    assert [one.report_id for one in reports] == ["rpt_3", "rpt_4", "rpt_5"]
+    assert sorted(path.name for path in (tmp_path / "audit").iterdir()) == ["rpt_3", "rpt_4", "rpt_5"]
+    for gone, code in (("rpt_1", "report_expired"), ("rpt_0", "report_not_found")):
+        with pytest.raises(Refusal) as refused:
+            reports.get(gone)
+        assert refused.value.code == code
+
+
+async def test_without_spark_reports_are_refused_and_those_that_there_are_stay(service):
+    reports = await service.open()
+    report = await until_state(reports, await ask(reports, 1), "done")
+    await service.stop()
+    reports = await service.open(program=())
+
+    with pytest.raises(NotSupportedByEngine, match="Spark"):
+        await ask(reports, 2)
+
+    assert reports.file(reports.get(report.report_id), "report.json").is_file()
