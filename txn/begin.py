@@ -6,12 +6,12 @@ from typing import NamedTuple
 from storage.errors import IdempotencyInProgress, IdempotencyKeyReused, TooManyOpenTransactions, TransactionExists
 from storage.formats.properties import SCHEDULE_ID
 from storage.message import Message
-from txn import half_message, pending, recall
+from txn import half_message, recall
 from txn.checkback_plan import CheckbackPolicy
 from txn.half_message import Facts
 from txn.journal import Journal
 from txn.options import TransactionOptions
-from txn.pending import Transaction, TxnMessage
+from txn.transaction import Transaction, TxnMessage, size_of
 from txn.turns import Turns
 
 
@@ -118,7 +118,7 @@ class Begins:
         transaction = Transaction(
             transaction_id=transaction_id,
             producer_group=request.producer_group,
-            messages=tuple(
+            packed=tuple(
                 [
                     TxnMessage(
                         message.message_id,
@@ -126,7 +126,7 @@ class Begins:
                         message.key,
                         place.queue_offset,
                         schedule_id=message.system.get(SCHEDULE_ID),
-                        size_bytes=pending.size_of(half),
+                        size_bytes=size_of(half),
                     )
                     for message, half, place in zip(request.messages, halves, appended, strict=True)
                 ]

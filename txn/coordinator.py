@@ -27,11 +27,11 @@ from txn.history import Event
 from txn.journal import READ_BYTES, Journal
 from txn.open_checks import LeasedCheck
 from txn.options import TransactionOptions
-from txn.pending import Transaction
 from txn.producer import Answered
 from txn.put_back import PutBack
 from txn.replay import Replay
 from txn.states import Resolver, TxnEvent, TxnState
+from txn.transaction import Transaction
 from txn.turns import Turns
 
 _SLICE = 1_000  # transactions that a list looks at in one turn of the loop

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import msgspec
+
 from storage.errors import OffsetExpired, TransactionExpired
 from storage.message import Message, StoredMessage
 from storage.store import find_message
@@ -9,8 +11,8 @@ from txn import half_message
 from txn.begin import Outcome
 from txn.half_message import CheckAnswer
 from txn.journal import Journal
-from txn.pending import Transaction
 from txn.states import Resolver, TxnEvent, TxnState, next_state
+from txn.transaction import Transaction
 from txn.turns import Turns
 
 _TARGETS = {TxnState.COMMITTED: TxnEvent.COMMIT, TxnState.ROLLED_BACK: TxnEvent.ROLLBACK}
@@ -35,10 +37,13 @@ class Decisions:
         """After a replay it is only known where to begin to look."""
         if transaction.state is not TxnState.COMMITTED:
             return
-        for message in transaction.messages:
+        messages = list(transaction.messages)
+        for number, message in enumerate(messages):
             if message.final_offset is None and message.schedule_id is None:
                 final = await find_message(self._store, message.queue, message.final_from or 0, message.message_id)
-                message.final_offset = None if final is None else final.queue_offset
+                final_offset = None if final is None else final.queue_offset
+                messages[number] = msgspec.structs.replace(message, final_offset=final_offset)
+        transaction.set_messages(tuple(messages))
 
     async def _decide(
         self, transaction: Transaction, state: TxnState, by: Resolver, reason: str | None, answer: CheckAnswer | None

@@ -16,8 +16,9 @@ from storage.store import AppliedPrefix, MessageStore, Reserve, Snapshot, Snapsh
 from txn import half_message, recall
 from txn.half_message import HALF_QUEUE, AnyCheckEvent, CheckAnswer, Held, Op
 from txn.open_checks import OpenChecks
-from txn.pending import Transaction, TransactionTable
+from txn.pending import TransactionTable
 from txn.states import Resolver, TxnState
+from txn.transaction import Transaction
 from txn.watchers import Watchers
 
 SNAPSHOT = "transactions"
@@ -148,14 +149,13 @@ class Journal:
 
     async def read_halves(self, transaction: Transaction) -> list[StoredMessage]:
         """Its half messages, in their order. Raises Backpressure while they are not visible, and what `read` raises."""
-        last = transaction.messages[-1].half_offset
-        if not await self.store.wait_for_arrival(HALF_QUEUE, last, timeout_ms=_HALF_WAIT_MS):
+        offsets = [message.half_offset for message in transaction.messages]
+        if not await self.store.wait_for_arrival(HALF_QUEUE, offsets[-1], timeout_ms=_HALF_WAIT_MS):
             # The begin was answered although its sync takes longer than the engine's limit.
             raise Backpressure(f"the messages of transaction {transaction.transaction_id} are not on disk yet")
         halves: list[StoredMessage] = []
-        while len(halves) < len(transaction.messages):
-            at = transaction.messages[len(halves)].half_offset
-            missing = len(transaction.messages) - len(halves)
+        while missing := len(offsets) - len(halves):
+            at = offsets[len(halves)]
             halves += await self.store.read(HALF_QUEUE, at, max_messages=missing, max_bytes=READ_BYTES)
         return halves
 

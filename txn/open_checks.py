@@ -10,7 +10,7 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from storage.clock import Clock
-from txn.pending import Transaction
+from txn.transaction import Transaction
 
 _PREFIX = "chk"
 _NEVER = -1

@@ -15,8 +15,8 @@ from storage.message import Durability, Message, QueueId
 from txn import half_message
 from txn.half_message import HALF_QUEUE, Facts, Held
 from txn.journal import Journal
-from txn.pending import Transaction
 from txn.states import TxnState
+from txn.transaction import Transaction
 from txn.turns import Turns
 
 _TOGETHER = 500  # transactions whose appends are under way at once,

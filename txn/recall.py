@@ -5,7 +5,8 @@ from storage.message import StoredMessage
 from storage.store import KeyLookup, MessageStore
 from txn import half_message
 from txn.half_message import CHECK_QUEUE, HALF_QUEUE, OP_QUEUE, Op
-from txn.pending import Transaction, TransactionTable, as_begun, from_halves
+from txn.pending import TransactionTable
+from txn.transaction import Transaction, as_begun, from_halves
 
 MOST_CHECKS = 10_000  # events of one transaction that are looked at
 _MOST_OF_ONE_KEY = 16  # transactions that were begun under one idempotency key, a window apart each

@@ -11,8 +11,8 @@ from txn import half_message, recall
 from txn.checkback_plan import HoldReason
 from txn.half_message import CHECK_QUEUE, HALF_QUEUE, HELD_QUEUE, OP_QUEUE, Held, Op, SoFar
 from txn.journal import READ_BYTES, READ_MESSAGES, Journal
-from txn.pending import Transaction, from_halves
 from txn.states import Resolver, TxnState
+from txn.transaction import Transaction, from_halves
 
 log = structlog.get_logger()
 

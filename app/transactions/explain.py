@@ -7,8 +7,8 @@ from app.codec import rfc3339
 from app.registry.producer_groups import ProducerGroup
 from app.transactions.schemas import Explanation
 from txn.history import Event
-from txn.pending import Transaction
 from txn.states import TxnState
+from txn.transaction import Transaction
 
 _HELD = {
     "answers_exhausted": "its producer answered unknown as often as it may",

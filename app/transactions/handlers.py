@@ -35,7 +35,7 @@ from app.transactions.schemas import (
 from storage.errors import MessagingError, NotSupportedByEngine, TransactionConflict
 from storage.formats import names
 from storage.message import Message
-from txn import pending
+from txn import transaction as txn
 from txn.begin import Begin, Outcome
 from txn.checkback_plan import CheckbackPolicy, OnExhausted
 from txn.history import Event
@@ -113,7 +113,7 @@ async def list_(services: Services, call: Call) -> Reply:
     begun_before_ms = now_ms - query.older_than_ms
     group = query.producer_group
 
-    def is_wanted(transaction: pending.Transaction) -> bool:
+    def is_wanted(transaction: txn.Transaction) -> bool:
         return transaction.prepared_at_ms <= begun_before_ms and (group is UNSET or transaction.producer_group == group)
 
     after = -1 if query.page_token is UNSET else pages.decode_number_token("transactions", query.page_token)
@@ -214,7 +214,7 @@ async def _decide(services: Services, transaction_id: str, state: TxnState, by: 
     return reply(200, _decision_view(outcome))
 
 
-def _would_be(transaction: pending.Transaction, was: TxnState, decision: TxnEvent) -> TxnState:
+def _would_be(transaction: txn.Transaction, was: TxnState, decision: TxnEvent) -> TxnState:
     """The state that an answer would lead to; the last unknown that there may be leads to another one too."""
     policy = transaction.policy
     if decision is TxnEvent.UNKNOWN and was is TxnState.PREPARED and transaction.answers + 1 >= policy.max_answers:
@@ -222,7 +222,7 @@ def _would_be(transaction: pending.Transaction, was: TxnState, decision: TxnEven
     return next_state(transaction.transaction_id, was, decision)
 
 
-async def _as_of(services: Services, transaction_id: str, moment: str, wait_ms: int) -> pending.Transaction:
+async def _as_of(services: Services, transaction_id: str, moment: str, wait_ms: int) -> txn.Transaction:
     if wait_ms:
         raise invalid_field("/query/as_of", "not_allowed", "there is a wait_ms as well")
     at_ms = codec.parse_time(moment, "/query/as_of")
@@ -274,7 +274,7 @@ def _states(given: str | UnsetType) -> frozenset[TxnState]:
         raise invalid_field("/query/state", "not_allowed", f"a state is one of {known}") from None
 
 
-def transaction_view(transaction: pending.Transaction) -> Transaction:
+def transaction_view(transaction: txn.Transaction) -> Transaction:
     return Transaction(
         transaction_id=transaction.transaction_id,
         state=transaction.state.value,
@@ -317,7 +317,7 @@ def _decision_view(outcome: Outcome) -> Decision:
     )
 
 
-def _summary(transaction: pending.Transaction, now_ms: int) -> TransactionSummary:
+def _summary(transaction: txn.Transaction, now_ms: int) -> TransactionSummary:
     return TransactionSummary(
         transaction_id=transaction.transaction_id,
         state=transaction.state.value,
@@ -333,7 +333,7 @@ def _summary(transaction: pending.Transaction, now_ms: int) -> TransactionSummar
     )
 
 
-def _message_view(transaction: pending.Transaction, message: pending.TxnMessage) -> TransactionMessage:
+def _message_view(transaction: txn.Transaction, message: txn.TxnMessage) -> TransactionMessage:
     view = TransactionMessage(message_id=message.message_id, topic=message.queue.topic)
     if transaction.state is not TxnState.COMMITTED:
         return view

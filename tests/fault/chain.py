@@ -27,8 +27,8 @@ from txn.begin import Begin
 from txn.checkback_plan import CheckbackPolicy
 from txn.coordinator import TransactionCoordinator
 from txn.options import TransactionOptions
-from txn.pending import Transaction
 from txn.states import TxnEvent, TxnState
+from txn.transaction import Transaction
 
 TOPICS = {"orders": 2, "emails": 1}
 QUEUES = [QueueId(topic, number) for topic, count in TOPICS.items() for number in range(count)]

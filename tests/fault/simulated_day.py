@@ -31,9 +31,9 @@ from txn.checkback_plan import CheckbackPolicy, OnExhausted
 from txn.coordinator import Begin, TransactionCoordinator
 from txn.open_checks import LeasedCheck
 from txn.options import TransactionOptions
-from txn.pending import Transaction
 from txn.producer import Answered, Failed, Failure, Route
 from txn.states import TxnEvent, TxnState
+from txn.transaction import Transaction
 
 ORDERS, REPORTS = QueueId("orders", 0), QueueId("reports", 0)
 DAY_SECONDS = 86_400

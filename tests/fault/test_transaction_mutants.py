@@ -20,9 +20,10 @@ from txn.coordinator import TransactionCoordinator
 from txn.half_message import Op
 from txn.journal import Journal
 from txn.open_checks import LeasedCheck, OpenChecks
-from txn.pending import Transaction, TransactionTable, from_halves
+from txn.pending import TransactionTable
 from txn.producer import Answered, Failed, Route
 from txn.states import TxnEvent, TxnState
+from txn.transaction import Transaction, from_halves
 from txn.turns import Turns
 
 pytestmark = pytest.mark.faults

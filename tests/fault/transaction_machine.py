@@ -28,9 +28,9 @@ from txn.checkback_plan import CheckbackPolicy, HoldReason, OnExhausted
 from txn.coordinator import Begin, TransactionCoordinator
 from txn.open_checks import LeasedCheck, check_now
 from txn.options import TransactionOptions
-from txn.pending import Transaction
 from txn.producer import Answered, Failed, Failure, Route
 from txn.states import Resolver, TxnEvent, TxnState
+from txn.transaction import Transaction
 
 QUEUES = [QueueId("orders", 0), QueueId("orders", 1), QueueId("emails", 0)]
 POLICIES = [

@@ -27,8 +27,8 @@ from txn.begin import Begin
 from txn.checkback_plan import CheckbackPolicy
 from txn.coordinator import TransactionCoordinator
 from txn.options import TransactionOptions
-from txn.pending import Transaction
 from txn.states import TxnEvent
+from txn.transaction import Transaction
 
 SETTINGS = LocalStoreOptions(
     segment_bytes=1 << 15,

@@ -14,8 +14,8 @@ from tests.support.simulation import World
 from txn.checkback_plan import CheckbackPolicy, HoldReason
 from txn.coordinator import Begin, TransactionCoordinator
 from txn.options import TransactionOptions
-from txn.pending import Transaction
 from txn.states import Resolver, TxnEvent, TxnState
+from txn.transaction import Transaction
 
 ORDERS = QueueId("orders", 0)
 POLICY = CheckbackPolicy(first_after_ms=100, interval_ms=200, max_answers=2)
@@ -69,7 +69,8 @@ def as_told(transaction: Transaction) -> Transaction:
     """A copy, without since when a check is open, which failed tries alone tell, and without what is in no answer."""
     told = copy.copy(transaction)
     told.asked_at_ms = None
-    told.messages = ()
+    told.packed = b""
+    told.look_at_ms = 0
     return told
 
 

@@ -18,8 +18,9 @@ from txn.checkback_plan import CheckbackPolicy
 from txn.coordinator import TransactionCoordinator
 from txn.half_message import HALF_QUEUE, HELD_QUEUE, OP_QUEUE
 from txn.options import TransactionOptions
-from txn.pending import Transaction, TransactionTable, TxnMessage
+from txn.pending import TransactionTable
 from txn.states import TxnEvent, TxnState
+from txn.transaction import Transaction, TxnMessage
 
 REAL_QUEUE = QueueId("orders", 2)
 EVERYTHING = {"max_messages": 1_000, "max_bytes": 1 << 20}

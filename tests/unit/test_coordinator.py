@@ -26,8 +26,8 @@ from txn.checkback_plan import CheckbackPolicy, OnExhausted
 from txn.coordinator import TransactionCoordinator
 from txn.half_message import CHECK_QUEUE, HALF_QUEUE, HELD_QUEUE, OP_QUEUE, read_op
 from txn.options import TransactionOptions
-from txn.pending import Transaction, TxnMessage
 from txn.states import Resolver, TxnEvent, TxnState
+from txn.transaction import Transaction, TxnMessage
 
 ORDERS = QueueId("orders", 0)
 EMAILS = QueueId("emails", 1)
@@ -828,10 +828,8 @@ def test_an_answer_from_before_a_kill_still_finds_its_check():
 
 def plainly(transaction: Transaction) -> dict:
     """All that is told of it; `final_from` is only where to look for the final, which has been found."""
-    told = msgspec.to_builtins(transaction)
-    for sent in told["messages"]:
-        del sent["final_from"]
-    return told
+    told = msgspec.structs.asdict(transaction) | {"look_at_ms": None, "packed": None}
+    return told | {"messages": [msgspec.structs.replace(sent, final_from=None) for sent in transaction.messages]}
 
 
 async def three_forgotten(house) -> dict[str, dict]:

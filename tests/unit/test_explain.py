@@ -10,8 +10,8 @@ from app.transactions.explain import Known, explain
 from storage.message import QueueId
 from txn.checkback_plan import CheckbackPolicy, OnExhausted
 from txn.history import Event
-from txn.pending import Transaction, TxnMessage
 from txn.states import Resolver, TxnState
+from txn.transaction import Transaction, TxnMessage
 
 BEGUN_MS = 1_800_000_000_000  # 2027-01-15T08:00:00.000Z
 POLICY = CheckbackPolicy(first_after_ms=10_000, interval_ms=30_000, max_answers=3, unreachable_limit_ms=3_600_000)
@@ -24,7 +24,7 @@ ASKED = ProducerGroup(producer_group="shop", created_at_ms=0, webhook=WEBHOOK)
 
 def transaction(**fields: Any) -> Transaction:
     message = TxnMessage("m1", QueueId("orders", 0), None, 0)
-    known = {"transaction_id": "t1", "producer_group": "shop", "messages": (message,), "policy": POLICY}
+    known = {"transaction_id": "t1", "producer_group": "shop", "packed": (message,), "policy": POLICY}
     return Transaction(**known | {"prepared_at_ms": BEGUN_MS, "next_check_at_ms": BEGUN_MS + 10_000} | fields)
 
 

@@ -3,14 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txn.pending import _InOrder
+from txn.in_order import InOrder
 
 changes = st.lists(st.tuples(st.booleans(), st.integers(0, 300)), max_size=400)
 
 
 @given(changes, st.integers(-1, 300))
 def test_it_holds_what_was_added_and_not_discarded_in_order(changes, after):
-    order, model = _InOrder(), {}
+    order, model = InOrder(), {}
     for is_added, sequence in changes:
         if is_added and sequence not in model:
             order.add(sequence, f"id-{sequence}")
@@ -24,7 +24,7 @@ def test_it_holds_what_was_added_and_not_discarded_in_order(changes, after):
 
 
 def test_what_is_discarded_while_somebody_goes_through_it_does_not_come_and_nothing_else_is_missed():
-    order = _InOrder()
+    order = InOrder()
     for sequence in range(500):
         order.add(sequence, f"id-{sequence}")
 

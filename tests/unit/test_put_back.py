@@ -20,8 +20,8 @@ from txn.checkback_plan import CheckbackPolicy
 from txn.coordinator import TransactionCoordinator
 from txn.half_message import CHECK_QUEUE, HALF_QUEUE, OP_QUEUE, read_op
 from txn.options import TransactionOptions
-from txn.pending import Transaction
 from txn.states import TxnEvent, TxnState
+from txn.transaction import Transaction
 
 ORDERS, EMAILS, FILLING = QueueId("orders", 0), QueueId("emails", 0), QueueId("filling", 0)
 EVERYTHING = {"max_messages": 10_000, "max_bytes": 1 << 30}

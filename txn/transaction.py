@@ -1,0 +1,204 @@
+"""One transaction, as small as it can be held: there may be a million of them in memory. Pure."""
+
+from typing import TypeAlias
+
+import msgspec
+
+from storage.formats.properties import SCHEDULE_ID
+from storage.message import Message, QueueId, StoredMessage
+from txn import half_message
+from txn.checkback_plan import CheckbackPolicy
+from txn.half_message import SoFar
+from txn.states import Resolver, TxnState
+
+_RECORD_BYTES = 400  # what a record takes beside body and properties
+_OP_BYTES = 800
+
+
+class TxnMessage(msgspec.Struct, frozen=True, gc=False):
+    """One message of a transaction; offsets are queue offsets."""
+
+    message_id: str
+    queue: QueueId
+    key: str | None
+    half_offset: int
+    final_offset: int | None = None  # in its real queue, once committed
+    final_from: int | None = None  # where to look for the final when final_offset is not known
+    schedule_id: str | None = None  # of a delayed one, which the commit puts off
+    size_bytes: int = 0  # about what it takes in the log
+
+
+class _Packed(TxnMessage, frozen=True, gc=False, array_like=True):
+    """The same, encoded without the names of its fields."""
+
+
+Messages: TypeAlias = tuple[TxnMessage, ...]
+_unpack = msgspec.msgpack.Decoder(tuple[_Packed, ...]).decode
+
+
+class Transaction(msgspec.Struct, gc=False):
+    """What the service knows about one transaction. Times are wall milliseconds.
+
+    Nothing in one refers back to it, and nothing in it is for the collector to walk. Its messages, which are seldom looked at,
+    are held as bytes: a quarter of what they would take as objects.
+    """
+
+    transaction_id: str
+    producer_group: str
+    packed: bytes | Messages = msgspec.field(name="messages")  # bytes, whatever is given: snapshots of older versions do not
+    policy: CheckbackPolicy
+    prepared_at_ms: int
+    next_check_at_ms: int
+    first_check_at_ms: int = 0  # 0, in a snapshot of an older version: as long after the begin as the policy says
+    business_key: str | None = None
+    idempotency_key: str | None = None
+    idempotency_print: str | None = None
+    state: TxnState = TxnState.PREPARED
+    revision: int = 1
+    answers: int = 0  # answered "unknown" since it was begun or resumed
+    checks_answered: int = 0  # since it was begun; the open check has the number behind it
+    last_answer: str | None = None
+    last_failure: str | None = None  # of the open check
+    asked_at_ms: int | None = None  # since when a check is open that nobody has answered
+    hold_reason: str | None = None
+    was_held: bool = False
+    resolved_by: Resolver | None = None
+    resolved_at_ms: int | None = None
+    reason: str | None = None
+    begun_as: int | None = None  # its place in the order of begins, once its halves were put back
+    former_halves: tuple[int, ...] = ()  # of which those that count now are copies
+    look_at_ms: int = 0  # the table's: when its plan is to be made anew
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.packed, bytes):
+            self.set_messages(self.packed)
+        self.first_check_at_ms = self.first_check_at_ms or self.prepared_at_ms + self.policy.first_after_ms
+
+    @property
+    def messages(self) -> Messages:
+        """Made anew each time."""
+        assert isinstance(self.packed, bytes)
+        return _unpack(self.packed)
+
+    def set_messages(self, messages: Messages) -> None:
+        self.packed = msgspec.msgpack.encode([msgspec.structs.astuple(message) for message in messages])
+
+    @property
+    def is_checking(self) -> bool:
+        """Is a check open that nobody has answered?"""
+        return self.asked_at_ms is not None
+
+    @property
+    def is_late(self) -> bool:
+        """Decided after it had been held."""
+        return self.was_held and self.state.is_decided
+
+    @property
+    def owed_bytes(self) -> int:
+        """About what its commit takes in the log."""
+        return _OP_BYTES + sum([message.size_bytes for message in self.messages])
+
+    @property
+    def half_offsets(self) -> set[int]:
+        """Of its halves and of those that they are copies of."""
+        return {*[message.half_offset for message in self.messages], *self.former_halves}
+
+    @property
+    def sequence(self) -> int:
+        """Its place in the order of begins."""
+        return self.messages[0].half_offset if self.begun_as is None else self.begun_as
+
+    @property
+    def so_far(self) -> SoFar:
+        """What a copy of its halves has to say."""
+        return SoFar(
+            sequence=self.sequence,
+            prepared_at_ms=self.prepared_at_ms,
+            revision=self.revision,
+            next_check_at_ms=self.next_check_at_ms,
+            answers=self.answers,
+            checks_answered=self.checks_answered,
+            last_answer=self.last_answer,
+            last_failure=self.last_failure,
+            asked_at_ms=self.asked_at_ms,
+            hold_reason=self.hold_reason,
+            is_held=self.state is TxnState.HELD,
+            was_held=self.was_held,
+        )
+
+    def take_over(self, so_far: SoFar) -> None:
+        """What a copy of its halves says of it."""
+        self.begun_as = so_far.sequence
+        self.prepared_at_ms = so_far.prepared_at_ms
+        self.revision = so_far.revision
+        self.next_check_at_ms = so_far.next_check_at_ms
+        self.answers = so_far.answers
+        self.checks_answered = so_far.checks_answered
+        self.last_answer = so_far.last_answer
+        self.last_failure = so_far.last_failure
+        self.asked_at_ms = so_far.asked_at_ms
+        self.hold_reason = so_far.hold_reason
+        self.state = TxnState.HELD if so_far.is_held else TxnState.PREPARED
+        self.was_held = so_far.was_held
+
+
+def size_of(message: Message) -> int:
+    """About how many bytes of log the message takes."""
+    texts = sum([len(name) + len(value) for given in (message.properties, message.system) for name, value in given.items()])
+    return len(message.body) + texts + _RECORD_BYTES
+
+
+def from_halves(halves: list[StoredMessage]) -> Transaction:
+    """The transaction that these half messages, all of it, begin."""
+    first = halves[0]
+    facts = half_message.facts_of(first)
+    policy = facts.policy if facts is not None else CheckbackPolicy()
+    so_far = facts.so_far if facts is not None else None
+    prepared_at_ms = first.stored_at_ms if so_far is None else so_far.prepared_at_ms
+    noted_ms = facts.first_check_at_ms if facts is not None else None
+    first_check_at_ms = prepared_at_ms + policy.first_after_ms if noted_ms is None else noted_ms
+    transaction = Transaction(
+        transaction_id=half_message.transaction_id_of(first),
+        producer_group=half_message.producer_group_of(first),
+        packed=tuple(
+            [
+                TxnMessage(
+                    half.message_id,
+                    half_message.real_queue(half),
+                    half.key,
+                    half.queue_offset,
+                    schedule_id=half.system.get(SCHEDULE_ID),
+                    size_bytes=size_of(half),
+                )
+                for half in halves
+            ]
+        ),
+        policy=policy,
+        prepared_at_ms=prepared_at_ms,
+        first_check_at_ms=first_check_at_ms,
+        next_check_at_ms=first_check_at_ms,
+        business_key=facts.business_key if facts is not None else None,
+        idempotency_key=facts.idempotency_key if facts is not None else None,
+        idempotency_print=facts.idempotency_print if facts is not None else None,
+    )
+    if so_far is not None:
+        transaction.take_over(so_far)
+    return transaction
+
+
+def as_begun(transaction: Transaction) -> Transaction:
+    """As it was when it was begun."""
+    return Transaction(
+        transaction_id=transaction.transaction_id,
+        producer_group=transaction.producer_group,
+        packed=transaction.packed,
+        policy=transaction.policy,
+        prepared_at_ms=transaction.prepared_at_ms,
+        first_check_at_ms=transaction.first_check_at_ms,
+        next_check_at_ms=transaction.first_check_at_ms,
+        business_key=transaction.business_key,
+        idempotency_key=transaction.idempotency_key,
+        idempotency_print=transaction.idempotency_print,
+        begun_as=transaction.begun_as,
+        former_halves=transaction.former_halves,
+    )
