@@ -56,6 +56,7 @@ _OF_TOPIC = {
 }
 _OF_PREFIX = {"%RETRY%": RETRY, "%DLQ%": DEAD_LETTER}
 _OUR_TOPICS = "rmq_sys_escrowmq_"
+NOTED = (names.CHECK_TOPIC, names.LEASE_TOPIC, names.SCHEDULE_MARK_TOPIC)
 
 
 def kind_of_topic(topic: str) -> str:
@@ -104,6 +105,17 @@ COLUMNS = {
     "first_half_offset": "bigint",  # the smallest of them
     "message_count": "int",  # on the first half of a transaction of ours
     "event": "string",  # on a check: what happened
+    "note": "string",  # JSON that the service noted down for itself: the bodies of NOTED topics
+    "facts": "string",  # JSON, on the first half of a transaction of ours
+    "decided_by": "string",  # on an op of ours
+    "check_answer": "string",  # JSON, on the op of a decision by a check
+    "due_ms": "bigint",  # of a message that waits in a delay topic
+    "so_far": "string",  # JSON, on a copy of one that waits, stored before the segment of the first went
+    "attempts": "int",  # on a copy that goes to a group once more, or to its dead letters: how often it was handed out
+    "retry_topic": "string",  # on such a copy: the topic that it was sent to
+    "origin_id": "string",  # its first message id
+    "origin_place": "string",  # the queue and the queue offset of its first delivery
+    "key_hashes": "array<bigint>",  # by which the key index finds it
     "properties": "string",  # as they are stored
     "body": "binary",
 }

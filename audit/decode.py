@@ -16,8 +16,10 @@ import pyarrow.compute as pc
 from audit import columns
 from audit.columns import Role
 from audit.walk import Piece, What
-from storage.formats import properties, unit
+from storage.formats import key_scan, properties, unit
 from storage.formats import record as records
+from storage.formats.delay_levels import DELAY_LEVEL, DELAYS_MS, SCHEDULE_TOPIC
+from storage.formats.names import TIMER_TOPIC
 from storage.formats.scan import Ints
 from storage.message import TransactionBits
 
@@ -54,22 +56,38 @@ _TEXT_PROPERTIES = {
     "tag": properties.TAGS,
     "schedule_id": properties.SCHEDULE_ID,
     "decision": "__decision",
+    "decided_by": "__decided_by",
+    "check_answer": "__check_answer",
     "so_far": "__schedule_so_far",
+    "facts": "__transaction",
+    "retry_topic": properties.RETRY_TOPIC,
+    "origin_id": properties.ORIGIN_MESSAGE_ID,
+    "origin_place": "__origin",
 }
-_NUMBER_PROPERTIES = {"real_queue_id": properties.REAL_QUEUE, "check_times": "TRANSACTION_CHECK_TIMES"}
-_FACTS = "__transaction"
+_NUMBER_PROPERTIES = {
+    "real_queue_id": properties.REAL_QUEUE,
+    "check_times": "TRANSACTION_CHECK_TIMES",
+    "attempts": properties.RECONSUME_TIME,
+}
 _NAMES = {
     **_TEXT_PROPERTIES,
     **_NUMBER_PROPERTIES,
     "own_id": properties.TRANSACTION_ID,
-    "message_count": _FACTS,
+    "message_count": _TEXT_PROPERTIES["facts"],
     "unit": properties.UNIT,
+    "delay_level": DELAY_LEVEL,
+    "due_noted": "__schedule_due_ms",
+    "deliver_at": properties.TIMER_DELIVER_MS,
+    "timer_slot": properties.TIMER_OUT_MS,
 }
 # What a column is made of beside its own property.
 # By their message id, where a broker wrote them.
 _IDENTIFIED = (columns.HALF, columns.HELD, columns.FINAL, columns.DELAYED, columns.DELAYED_AGAIN)
 _WAITING = (columns.DELAYED, columns.DELAYED_AGAIN)
 _RESUMED = b'{"event":"resumed"'
+_UNKNOWN_LEVEL_MS = 1_000
+_TIMER_SLOT_MS = 1_000  # of a broker's timer wheel
+_LAST_DUE_MS = 253_402_300_799_999  # the end of the year 9999
 _STRETCH_ROLES = {columns.DAMAGED: Role.DAMAGED, columns.MISSING: Role.DAMAGED, columns.FILLER: Role.FILLER}
 _MICROS_ARE_OF = np.iinfo(np.int64).max // 1000  # a time beyond is no date, and would not fit
 _OUR_HOST = np.frombuffer(records.HOST, np.uint64)[0]
@@ -137,6 +155,7 @@ class Rows:
     """Some records of a window, of which columns are asked for. `at`: where in the window each begins."""
 
     def __init__(self, piece: Piece, offsets: Ints, lengths: Ints, segment_base: int) -> None:
+        self._window = piece.window
         self._raw = np.frombuffer(piece.window, np.uint8)
         self._window_offset = piece.window_offset
         self._segment_base = segment_base
@@ -397,10 +416,44 @@ class Rows:
         checks = np.flatnonzero(numbers == names.index(columns.CHECK))
         if not len(checks):
             return pa.nulls(len(self.at), pa.string())
-        found = pc.struct_field(pc.extract_regex(self._bodies_as_text(checks), _EVENT), "event")
+        return self._placed(pc.struct_field(pc.extract_regex(self._bodies_as_text(checks), _EVENT), "event"), checks)
+
+    def _column_note(self) -> pa.Array:
+        found = np.flatnonzero(self._lies_in(*columns.NOTED))
+        return self._placed(self._bodies_as_text(found), found) if len(found) else pa.nulls(len(self.at), pa.string())
+
+    def _column_due_ms(self) -> pa.Array:
+        """As scheduler/scheduled_message.py reads it. A broker says so of a level by its name alone."""
+        waits, of_level = self._lies_in(SCHEDULE_TOPIC, TIMER_TOPIC), self._lies_in(SCHEDULE_TOPIC)
+        if not waits.any():
+            return pa.nulls(len(self.at), pa.int64())
+        stored_ms = pa.array(self._header("stored_at").astype(np.int64))
+        level = pc.min_element_wise(self._numbers(self._found["delay_level"]), len(DELAYS_MS))
+        delay_ms = pa.array([_UNKNOWN_LEVEL_MS, *DELAYS_MS]).take(pc.fill_null(level, 0))
+        by_level = pc.coalesce(self._numbers(self._found["due_noted"]), pc.add(stored_ms, delay_ms))
+        by_slot = pc.add(self._numbers(self._found["timer_slot"]), _TIMER_SLOT_MS)
+        by_timer = pc.coalesce(self._numbers(self._found["deliver_at"]), by_slot, stored_ms)
+        due_ms = pc.min_element_wise(pc.if_else(pa.array(of_level), by_level, by_timer), _LAST_DUE_MS)
+        return pc.if_else(pa.array(waits), due_ms, None)
+
+    def _column_key_hashes(self) -> pa.Array:
+        offsets = self.at + self._window_offset
+        found = key_scan.keys(self._window, self._window_offset, offsets, self._lengths)
+        counts = np.bincount(np.searchsorted(offsets, found.log_offsets), minlength=len(offsets))
+        bounds = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        return pa.ListArray.from_arrays(pa.array(bounds), pa.array(found.hashes.astype(np.int64)))
+
+    def _lies_in(self, *topics: str) -> Flags:
+        """Which records are of these topics?"""
+        wanted = np.array([topic in topics for topic in self._topics.dictionary.to_pylist()], bool)
+        found: Flags = wanted[self._topics.indices.to_numpy()]
+        return found
+
+    def _placed(self, values: pa.Array, rows: Ints) -> pa.Array:
+        """The values of these rows among all; null elsewhere."""
         places = np.full(len(self.at), -1)
-        places[checks] = np.arange(len(checks))
-        return found.take(pa.array(places, mask=places < 0))
+        places[rows] = np.arange(len(rows))
+        return values.take(pa.array(places, mask=places < 0))
 
     def _bodies_as_text(self, rows: Ints) -> pa.Array:
         begins, ends = self._body

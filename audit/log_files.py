@@ -109,6 +109,12 @@ def find_folder(uri: str) -> Folder:
     return Folder(uri, segments, slot, physic_ms if slot is None else None, is_abandoned)
 
 
+def read_store_file(uri: str, name: str) -> bytes | None:
+    """A file that a store has beside its log; None where there is none."""
+    filesystem, path = filesystem_of(uri)
+    return _read_if_there(filesystem, f"{path.rstrip('/')}/{name}")
+
+
 def _segments(filesystem: fs.FileSystem, folder: str) -> Iterable[Segment]:
     found = filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
     based = [(names.base_offset(info.base_name), info) for info in found if info.type is fs.FileType.File]

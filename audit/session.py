@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from audit.commit_log_source import CommitLogSource
 from audit.consume_queue_source import ConsumeQueueSource
 from audit.java import java_home
+from audit.key_index_source import KeyIndexSource
 
 _ROOT = Path(__file__).parents[1]
 _SETTINGS = {
@@ -58,6 +59,7 @@ def session(
         spark = builder.getOrCreate()
     spark.dataSource.register(CommitLogSource)
     spark.dataSource.register(ConsumeQueueSource)
+    spark.dataSource.register(KeyIndexSource)
     try:
         yield spark
     finally:

@@ -6,6 +6,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from audit.checks.kinds import CHECKS, KINDS
 from audit.verdicts import FAULTS, FLAGS, VERDICTS
 
 _LISTED = 20
@@ -13,6 +14,8 @@ _LISTED = 20
 
 def show(console: Console, report: dict[str, Any], *, exit_status: int) -> None:
     console.print(_verdicts(report), _log(report), highlight=False)
+    if "checks" in report:
+        console.print(_checks(report["checks"]), highlight=False)
     found = report["findings"]
     if found["items"]:
         console.print(_findings(found), highlight=False)
@@ -33,6 +36,16 @@ def _verdicts(report: dict[str, Any]) -> RenderableType:
     return table
 
 
+def _checks(checks: dict[str, Any]) -> RenderableType:
+    table = Table("check", "found", "", title="Checks", title_justify="left")
+    for name, one in checks.items():
+        found = {kind: count for kind, count in one["findings"].items() if count}
+        said = ", ".join(f"{count:,} {kind}" for kind, count in found.items())
+        is_fault = any(KINDS[kind].is_fault for kind in found)
+        table.add_row(name, said or "nothing", CHECKS[name], style="bold red" if is_fault else "" if found else "dim")
+    return table
+
+
 def _log(report: dict[str, Any]) -> RenderableType:
     log, segments = report["log"], report["segments"]
     lines = [
@@ -50,13 +63,19 @@ def _log(report: dict[str, Any]) -> RenderableType:
 def _findings(found: dict[str, Any]) -> RenderableType:
     table = Table("finding", "transaction", "at log offsets", "", title="Findings", title_justify="left")
     for item in found["items"][:_LISTED]:
-        if "transaction_id" in item:
+        if "records" in item:
             flags = " ".join(name for name in FLAGS if item[name])
             places = ", ".join(f"{record['kind']} {record['log_offset']}" for record in item["records"])
             table.add_row(item["verdict"], item["transaction_id"], places, flags)
+        elif "check" in item:
+            table.add_row(item["verdict"], "", str(item.get("log_offset", "")), _evidence(item))
         else:
             table.add_row(item["verdict"], "", f"{item['log_offset']} ({item['bytes']:,} bytes)", item["reason"])
     left = found["total"] - min(len(found["items"]), _LISTED)
     if left > 0:
         table.caption = f"and {left:,} more; --json lists {len(found['items']):,}"
     return table
+
+
+def _evidence(item: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in item.items() if name not in ("verdict", "check", "log_offset"))

@@ -14,6 +14,9 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from audit import columns, decode, digest, extent, look_up, outcomes
+from audit.checks import carry_out as checks
+from audit.checks.carry_out import Asked, add_to
+from audit.checks.kinds import FAULTY_KINDS
 from audit.columns import Role
 from audit.commit_log_source import NAME, encode_log
 from audit.digest import Block
@@ -60,17 +63,21 @@ def carry_out(
     scope: Scope,
     *,
     found: Log,
-    counted: Callable[[str], bool] = FAIL_ON.__contains__,
+    counted: Callable[[str], bool] = {*FAIL_ON, *FAULTY_KINDS}.__contains__,
     split_bytes: int = extent.SPLIT_BYTES,
+    asked: Asked | None = None,
 ) -> Outcome:
-    """The audit of the log that lies there, as it was `found`.
+    """The audit of the log that lies there, as it was `found`; with the checks that are asked for.
 
     A service may drop segments meanwhile. Where that is why the audit fails, it begins once more with those that are left.
     Raises NoSuchGroup.
     """
     for beginning in range(1, _BEGINNINGS + 1):
         try:
-            return TransactionAudit(spark, found, scope, split_bytes=split_bytes).run(counted=counted)
+            outcome = TransactionAudit(spark, found, scope, split_bytes=split_bytes).run(counted=counted)
+            if asked is not None and asked.names:
+                add_to(outcome.report, checks.carry_out(spark, found, asked, split_bytes=split_bytes), counted=counted)
+            return outcome
         except Exception:
             now = extent.find_log(uri)
             if beginning == _BEGINNINGS or now.begin == found.begin:

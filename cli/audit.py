@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import sys
 import tempfile
 import threading
@@ -17,10 +18,13 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.console import Console
 
+from audit.checks.kinds import CHECKS, FAULTY_KINDS, KINDS
+from audit.checks.policies import POLICIES, Policy
 from audit.verdicts import FAIL_ON, FINDINGS
 
 app = typer.Typer(name="audit", help="Prove what became of every transaction, from the log alone.", no_args_is_help=True)
 
+_WHOLE = re.compile("[1-9][0-9]{0,11}")
 _TIMES = ["%Y-%m-%dT%H:%M:%S.%fZ", "%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%d"]
 
 
@@ -56,6 +60,13 @@ def run(
     ] = None,
     begun_to: Annotated[datetime | None, typer.Option("--to", formats=_TIMES, help="Transactions begun before.")] = None,
     producer_group: Annotated[str | None, typer.Option(help="Transactions of this group only.")] = None,
+    checks: Annotated[
+        str, typer.Option(help=f"What else is asked: `all`, `none`, or names with commas between: {', '.join(CHECKS)}.")
+    ] = "all",
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(help="A policy to play history with, FIRST_AFTER_MS/INTERVAL_MS/LIMIT; may be given several times."),
+    ] = None,
     master: Annotated[
         str | None,
         typer.Option(help="Where Spark runs: local[*], spark://host:7077, yarn, k8s://...; spark-submit has said it already."),
@@ -74,6 +85,8 @@ def run(
 ) -> None:
     """Give every transaction in the log exactly one verdict.
 
+    And ask the whole log what else it can tell (--checks).
+
     Exit status: 0 clean; 1 findings; 2 wrong usage; 3 it could not be carried out; 4 the counts do not balance.
     """
     begun_at = datetime.now(UTC)
@@ -83,6 +96,7 @@ def run(
         _say("The audit needs Spark: `make audit` installs it, or: pip install -r requirements-audit.lock")
         raise typer.Exit(Exit.NOT_CARRIED_OUT)
     is_finding = _is_finding(fail_on)
+    named, policies = _names_of_checks(checks), _policies(what_if)
     if begun_from is not None and begun_to is not None and begun_from > begun_to:
         raise typer.BadParameter("it is later than --to", param_hint="--from")
     if json_file is not None and (json_file.is_dir() or not json_file.parent.is_dir()):
@@ -105,6 +119,8 @@ def run(
                 driver_memory,
                 spark_log,
                 None if quiet else progress,
+                named,
+                policies,
             ),
             is_finding,
         )
@@ -139,6 +155,8 @@ class _Asked(NamedTuple):
     driver_memory: str
     spark_log: Path
     progress: ProgressAs | None
+    checks: tuple[str, ...]
+    policies: tuple[Policy, ...]
 
 
 def _carry_out(asked: _Asked, is_finding: Callable[[str], bool]) -> Any:
@@ -147,6 +165,7 @@ def _carry_out(asked: _Asked, is_finding: Callable[[str], bool]) -> Any:
     found = extent.find_log(asked.log)  # before Spark: where there is no log, that is said at once
 
     from audit import progress
+    from audit.checks.carry_out import Asked
     from audit.session import session
     from audit.transaction_audit import Scope, carry_out
 
@@ -159,19 +178,47 @@ def _carry_out(asked: _Asked, is_finding: Callable[[str], bool]) -> Any:
         elif asked.progress is ProgressAs.JSON:
             shown = progress.told(spark, sys.stdout)
         with shown:
-            return carry_out(spark, asked.log, scope, found=found, counted=is_finding, split_bytes=asked.split_mb << 20)
+            return carry_out(
+                spark,
+                asked.log,
+                scope,
+                found=found,
+                counted=is_finding,
+                split_bytes=asked.split_mb << 20,
+                asked=Asked(asked.checks, asked.policies),
+            )
 
 
 def _is_finding(text: str) -> Callable[[str], bool]:
     if text == "none":
         return lambda name: False
     if text == "faults":
-        return FAIL_ON.__contains__
+        return {*FAIL_ON, *FAULTY_KINDS}.__contains__
     wanted = {name.strip() for name in text.split(",")}
-    unknown = sorted(wanted - set(FINDINGS))
+    unknown = sorted(wanted - {*FINDINGS, *KINDS})
     if unknown:
-        raise typer.BadParameter(f"{', '.join(unknown)}; there are {', '.join(FINDINGS)}", param_hint="--fail-on")
+        raise typer.BadParameter(f"{', '.join(unknown)}; there are {', '.join([*FINDINGS, *KINDS])}", param_hint="--fail-on")
     return wanted.__contains__
+
+
+def _names_of_checks(text: str) -> tuple[str, ...]:
+    if text in ("all", "none"):
+        return tuple(CHECKS) if text == "all" else ()
+    names = tuple(name.strip() for name in text.split(","))
+    unknown = sorted(set(names) - set(CHECKS))
+    if unknown:
+        raise typer.BadParameter(f"{', '.join(unknown)}; there are {', '.join(CHECKS)}", param_hint="--checks")
+    return names
+
+
+def _policies(texts: list[str] | None) -> tuple[Policy, ...]:
+    found = []
+    for text in texts or ():
+        numbers = text.split("/")
+        if len(numbers) != len(Policy._fields) or not all(_WHOLE.fullmatch(one) for one in numbers):
+            raise typer.BadParameter(f"{text} is not FIRST_AFTER_MS/INTERVAL_MS/LIMIT", param_hint="--what-if")
+        found.append(Policy._make(map(int, numbers)))
+    return tuple(found) or POLICIES
 
 
 def _run_part(report_id: str | None, log: str, master: str | None, begun_at: datetime, status: Exit) -> dict[str, Any]:

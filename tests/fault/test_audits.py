@@ -10,6 +10,8 @@ from random import Random
 import pytest
 
 from audit import extent
+from audit.checks import carry_out as checks
+from audit.checks.kinds import KINDS
 from audit.java import JavaNotFound
 from audit.log_files import LogReader
 from audit.session import session
@@ -28,6 +30,7 @@ pytestmark = pytest.mark.faults
 FULL = os.environ.get("FAULTS") == "full"
 READ = 1_000 if FULL else 150  # stores whose records are compared, without Spark
 JUDGED = 500 if FULL else 20  # stores whose verdicts are
+CHECKED = 100 if FULL else 6
 SPOILED = 0.25
 
 
@@ -183,3 +186,21 @@ def test_spark_says_of_crashed_and_spoiled_stores_what_the_plain_checker_says(tm
     record_property("transactions", transactions)
     assert {"committed_once", "rolled_back_clean", "undecided"} <= met
     assert damaged > 0
+
+
+def test_where_a_crash_has_left_nothing_wrong_the_checks_find_nothing(tmp_path):
+    settings = {"spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1"}
+    try:
+        with session("local[2]", log=tmp_path / "spark.log", settings=settings) as spark:
+            for seed in range(CHECKED):
+                disk, _, _ = crashed_disk(20_000 + seed)
+                if not disk.exists(ROOT / "commitlog") or not disk.list_directory(ROOT / "commitlog"):
+                    continue
+                store = copied(disk, tmp_path / str(seed))
+
+                found = checks.carry_out(spark, extent.find_log(str(store)), split_bytes=4_000)
+
+                items = [item for one in found.values() for item in one.items]
+                assert not [item for item in items if KINDS[item["verdict"]].is_fault], seed
+    except JavaNotFound as missing:
+        pytest.skip(str(missing))

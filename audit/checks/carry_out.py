@@ -1,0 +1,69 @@
+"""All checks over one log, and their part of the report."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from pyspark.sql import SparkSession
+
+from audit import extent
+from audit.checks import checkbacks, delays, duplicates, index, integrity, latencies, queues, retries, what_if
+from audit.checks.kinds import CHECKS, FAULTY_KINDS, KINDS, kinds_of
+from audit.checks.material import Check, Found, Material
+from audit.checks.policies import POLICIES, Policy
+from audit.extent import Log
+
+_CHECKS: Mapping[str, Check] = {
+    "integrity": integrity.check,
+    "queues": queues.check,
+    "index": index.check,
+    "delays": delays.check,
+    "retries": retries.check,
+    "duplicates": duplicates.check,
+    "checkbacks": checkbacks.check,
+    "latencies": latencies.check,
+    "what_if": what_if.check,
+}
+assert list(_CHECKS) == list(CHECKS)
+
+
+class Asked(NamedTuple):
+    """Which checks, and the policies that history is played once more with."""
+
+    names: tuple[str, ...] = tuple(CHECKS)
+    policies: tuple[Policy, ...] = POLICIES
+
+
+def carry_out(
+    spark: SparkSession,
+    log: Log,
+    asked: Asked = Asked(),  # noqa: B008 - frozen
+    *,
+    split_bytes: int = extent.SPLIT_BYTES,
+) -> dict[str, Found]:
+    """What each of the checks that are asked for has found, in the order of CHECKS."""
+    material = Material(spark, log, split_bytes=split_bytes)
+    checks: dict[str, Check] = {**_CHECKS, "what_if": partial(what_if.check, policies=asked.policies)}
+    try:
+        return {name: check(material).settle() for name, check in checks.items() if name in asked.names}
+    finally:
+        material.release()
+
+
+def add_to(
+    report: dict[str, Any], found: Mapping[str, Found], *, counted: Callable[[str], bool] = FAULTY_KINDS.__contains__
+) -> None:
+    """Into a report of outcomes: a part `checks` with the counts of every kind, and what is `counted` among its findings."""
+    findings = report["findings"]
+    report["checks"] = {
+        name: {"findings": {kind: one.counts.get(kind, 0) for kind in kinds_of(name)}, **one.numbers}
+        for name, one in found.items()
+    }
+    for one in found.values():
+        for kind, count in one.counts.items():
+            if count and counted(kind):
+                findings["by_verdict"][kind] = count
+                findings["total"] += count
+        items = [item for item in one.items if counted(item["verdict"])]
+        findings["items"] += [{**item, "check": KINDS[item["verdict"]].check} for item in items]
+    findings["omitted"] = max(0, findings["total"] - len(findings["items"]))

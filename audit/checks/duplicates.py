@@ -1,0 +1,63 @@
+"""What was handed out more than once, and why: from what each group's leases say.
+
+At least once is what is promised, so a message that comes again is no fault: its lease ended, its consumer refused it, or
+somebody reset the group or sent a dead letter once more. It is a fault where it had been settled, or another lease held it.
+What is pulled leaves no trace in the log, and is not judged.
+"""
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812
+
+from audit.checks import leases
+from audit.checks.leases import MESSAGE, SETTLED
+from audit.checks.material import Found, Material
+
+_CAUSES = {"expired": "lease_ended", "leased": "lease_ended", "returned": "refused"}
+
+
+def check(material: Material) -> Found:
+    c = F.col
+    found = Found()
+    handed = material.lease_steps.where(c("event") == "leased")
+    again = handed.where(c("previous").isNotNull())
+    settled = again.where(c("previous").isin(*SETTLED))
+    unexplained = material.keep(leases.without_reset(settled, material.resets, since="previous_at"))
+    held = again.where((c("previous") == "leased") & (c("stored_ms") < c("held_until_ms")))
+    twice = leases.without_reset(held, material.resets, since="previous_at")
+    evidence: list[Column | str] = [
+        *MESSAGE,
+        "lease",
+        "attempt",
+        c("at").alias("log_offset"),
+        "previous",
+        c("previous_at").alias("previous_log_offset"),
+    ]
+    found.add("handed_out_after_settled", unexplained.select(*evidence))
+    found.add("handed_out_twice", twice.select(*evidence, "held_until_ms"))
+    found.numbers = {"groups": _by_group(material)}
+    return found
+
+
+def _by_group(material: Material) -> list[dict[str, object]]:
+    """Messages handed out, how many of them again, and the causes."""
+    c = F.col
+    is_again = (c("event") == "leased") & c("previous").isNotNull()
+    cause = F.when(c("previous").isin(*SETTLED), "reset")
+    for previous, name in _CAUSES.items():
+        cause = cause.when(c("previous") == previous, name)
+    handed = material.lease_steps.where(c("event") == "leased")
+    groups: dict[str, dict[str, object]] = {}
+    totals = handed.groupBy("group").agg(F.count(F.lit(1)).alias("handed_out"), F.count(F.when(is_again, 1)).alias("again"))
+    for row in totals.orderBy("group").collect():
+        groups[row["group"]] = {**row.asDict(), "causes": {}}
+    causes = handed.where(is_again).groupBy("group", cause.alias("cause")).count()
+    # A message that comes by the retry topic is another place, leased there for the first time.
+    events = material.lease_events
+    moved = events.where(c("event") == "retried").select("group", F.explode("runs").alias("run"))
+    refused = moved.groupBy("group").agg(F.sum(c("run")[3].cast("bigint")).alias("count")).withColumn("cause", F.lit("put_off"))
+    redriven = events.where(c("event") == "redriven").groupBy("group").agg(F.sum(F.size("offsets")).alias("count"))
+    everything = causes.unionByName(refused).unionByName(redriven.withColumn("cause", F.lit("redriven")))
+    for row in everything.orderBy("group", "cause").collect():
+        known = groups.setdefault(row["group"], {"group": row["group"], "handed_out": 0, "again": 0, "causes": {}})
+        known["causes"][row["cause"]] = row["count"]  # type: ignore[index]
+    return [groups[name] for name in sorted(groups)]

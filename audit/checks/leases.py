@@ -1,0 +1,98 @@
+"""The lease events of the log as rows: for each message of each group what happened to it, in log order."""
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from storage.formats.names import LEASE_TOPIC
+
+# As delivery/lease_events.py writes them; rows of mixed types are read as texts.
+_EVENT = """
+    event string, group string, lease bigint, until_ms bigint, runs array<array<string>>, messages array<array<string>>,
+    positions array<array<string>>, offsets array<bigint>
+"""
+RUNS = ("leased", "acked", "expired", "retried", "dead_lettered", "discarded")  # name messages by runs
+SINGLE = ("returned", "extended")  # one by one
+SETTLED = ("acked", "retried", "dead_lettered", "discarded")  # here nothing of the message is left for the group
+MESSAGE = ["group", "topic", "queue_id", "queue_offset"]
+
+
+def parsed(records: DataFrame) -> DataFrame:
+    """One row for each event."""
+    noted = records.where((F.col("topic") == LEASE_TOPIC) & F.col("note").isNotNull())
+    return noted.select(F.col("log_offset").alias("at"), "stored_ms", F.from_json("note", _EVENT).alias("of")).select(
+        "at", "stored_ms", "of.*"
+    )
+
+
+def of_messages(events: DataFrame) -> DataFrame:
+    """One row for each message that an event is about: MESSAGE, event, at, stored_ms, lease, attempt, until_ms."""
+    c = F.col
+    runs = events.where(c("event").isin(*RUNS)).withColumn("run", F.explode("runs"))
+    first, count, last = _number("run", 2), _number("run", 3), _number("run", 4)
+    by_run = runs.withColumn("queue_offset", F.explode(F.sequence(first, first + count - 1))).select(
+        "group", *_queue("run"), "queue_offset", "event", "at", "stored_ms",
+        F.when(c("event") == "leased", c("lease")).otherwise(last).alias("lease"),
+        F.when(c("event") == "leased", last).alias("attempt"),
+        "until_ms",
+    )  # fmt: skip
+    alone = events.where(c("event").isin(*SINGLE)).withColumn("one", F.explode("messages"))
+    by_one = alone.select(
+        "group", *_queue("one"), _number("one", 2).alias("queue_offset"), "event", "at", "stored_ms",
+        _number("one", 3).alias("lease"),
+        F.lit(None).cast("bigint").alias("attempt"),
+        F.when(c("event") == "extended", _number("one", 4)).alias("until_ms"),
+    )  # fmt: skip
+    return by_run.unionByName(by_one)
+
+
+def with_previous(steps: DataFrame) -> DataFrame:
+    """Each row of `of_messages` with what was said of the message before."""
+    c = F.col
+    so_far = Window.partitionBy(*MESSAGE).orderBy("at").rowsBetween(Window.unboundedPreceding, -1)
+
+    def last(name: str, where: Column) -> Column:
+        return F.last(F.when(where, c(name)), ignorenulls=True).over(so_far)
+
+    is_change, is_lease = c("event") != "extended", c("event") == "leased"
+    return steps.withColumns(
+        {
+            "previous": last("event", is_change),
+            "previous_at": last("at", is_change),
+            "leased_ms": last("stored_ms", is_lease),
+            "leased_at": last("at", is_lease),
+            "attempt_before": last("attempt", is_lease),
+            "held_until_ms": last("until_ms", c("until_ms").isNotNull()),
+        }
+    )
+
+
+def resets(events: DataFrame) -> DataFrame:
+    """One row for each queue that a group was reset in: group, topic, queue_id, reset_at, reset_to. A deleted group's: all."""
+    c = F.col
+    found = events.where(c("event") == "reset").withColumn("one", F.explode("positions"))
+    by_queue = found.select("group", *_queue("one"), c("at").alias("reset_at"), _number("one", 2).alias("reset_to"))
+    none = F.lit(None)
+    all_queues = {"topic": none.cast("string"), "queue_id": none.cast("int"), "reset_to": F.lit(0).cast("bigint")}
+    ended = events.where(c("event") == "deleted").select("group", c("at").alias("reset_at")).withColumns(all_queues)
+    return by_queue.unionByName(ended)
+
+
+def without_reset(rows: DataFrame, resets: DataFrame, *, since: str) -> DataFrame:
+    """Those rows between whose `since` and `at` the group was not reset, nor deleted: then everything begins anew."""
+    r, c = resets.alias("r"), rows.alias("c")
+    same = (
+        (F.col("c.group") == F.col("r.group"))
+        & (F.col("r.reset_at") > F.col(f"c.{since}"))
+        & (F.col("r.reset_at") < F.col("c.at"))
+    )
+    of_queue = (F.col("c.topic") == F.col("r.topic")) & (F.col("c.queue_id") == F.col("r.queue_id"))
+    is_all = F.col("r.topic").isNull() | F.col("c.topic").startswith("%RETRY%")
+    return c.join(F.broadcast(r), same & (of_queue | is_all), "left_anti")
+
+
+def _queue(of: str) -> tuple[Column, Column]:
+    return F.col(of)[0].alias("topic"), F.col(of)[1].cast("int").alias("queue_id")
+
+
+def _number(of: str, at: int) -> Column:
+    return F.col(of)[at].cast("bigint")

@@ -1,0 +1,20 @@
+"""Policies of checkback that history is played once more with. Pure."""
+
+from typing import NamedTuple
+
+
+class Policy(NamedTuple):
+    """`limit`: answers "unknown" after which nobody is asked any more."""
+
+    first_after_ms: int
+    interval_ms: int
+    limit: int
+
+
+POLICIES = (
+    Policy(10_000, 30_000, 15),  # what is used unless somebody says otherwise
+    Policy(5_000, 10_000, 15),
+    Policy(30_000, 60_000, 15),
+    Policy(10_000, 30_000, 5),
+    Policy(6_000, 60_000, 15),  # a broker's
+)

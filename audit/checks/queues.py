@@ -1,0 +1,132 @@
+"""Has every queue its offsets without gap or repeat, and do the consume queues say the same as the log?
+
+Of each queue the number of offsets and the smallest and largest must fit; the entries of its consume queue are compared by
+their number and a sum of hashes, and one by one where these differ. Which of two neighbours in a queue lies first in the log is
+not asked.
+"""
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from audit import consume_queue_source, log_files
+from audit.checks.material import Found, Material
+from storage.formats import checkpoint
+from storage.formats import record as records
+from storage.message import TransactionBits
+
+_QUEUE = ["topic", "queue_id"]
+_ENTRY = ["log_offset", "record_bytes"]
+
+
+def check(material: Material) -> Found:
+    found = Found()
+    counted = material.records.where(_has_offset())
+    by_queue = counted.groupBy(*_QUEUE).agg(
+        F.min("queue_offset").alias("first"),
+        F.max("queue_offset").alias("last"),
+        F.count(F.lit(1)).alias("records"),
+        F.countDistinct("queue_offset").alias("offsets"),
+    )
+    queues = by_queue.orderBy(*_QUEUE).collect()
+    found.numbers = {"queues": len(queues), "records": sum(row["records"] for row in queues)}
+    begins = 0 if material.log.begin == 0 else None
+    suspicious = [
+        (row["topic"], row["queue_id"])
+        for row in queues
+        if row["records"] != row["offsets"] or row["offsets"] != row["last"] - (row["first"] if begins is None else begins) + 1
+    ]
+    _look_closer(material, counted, suspicious, found)
+    _compare_with_consume_queues(material, counted, found)
+    return found
+
+
+def _has_offset() -> F.Column:  # type: ignore[name-defined]
+    """A broker numbers neither prepared nor rolled-back messages."""
+    bits = F.col("sys_flag").bitwiseAND(records.TRANSACTION_MASK)
+    return bits.isin(int(TransactionBits.NONE), int(TransactionBits.COMMIT))
+
+
+def _look_closer(material: Material, counted: DataFrame, queues: list[tuple[str, int]], found: Found) -> None:
+    if not queues:
+        found.counts |= {"queue_gap": 0, "queue_repeat": 0}
+        return
+    c = F.col
+    of_these = material.spark.createDataFrame(queues, "topic string, queue_id int")
+    rows = counted.join(F.broadcast(of_these), _QUEUE).select(*_QUEUE, "queue_offset", *_ENTRY)
+    in_queue = Window.partitionBy(*_QUEUE).orderBy("queue_offset", "log_offset")
+    before, at = F.lag("queue_offset").over(in_queue), F.lag("log_offset").over(in_queue)
+    # What came before the log's beginning is gone; a log that begins at 0 has had everything.
+    first = F.lit(-1) if material.log.begin == 0 else c("queue_offset") - 1
+    rows = rows.withColumn("before", F.coalesce(before, first)).withColumn("behind_log_offset", at)
+    gaps = rows.where(c("queue_offset") > c("before") + 1).select(
+        *_QUEUE,
+        (c("before") + 1).alias("queue_offset"),
+        (c("queue_offset") - c("before") - 1).alias("missing"),
+        "behind_log_offset",
+        c("log_offset").alias("before_log_offset"),
+    )
+    found.add("queue_gap", gaps, at="before_log_offset")
+    repeats = rows.where(c("queue_offset") == c("before")).select(
+        *_QUEUE, "queue_offset", c("behind_log_offset").alias("first_log_offset"), "log_offset"
+    )
+    found.add("queue_repeat", repeats)
+
+
+# --------------------------------------------------------------------------------------------------- the consume queues
+
+
+def _compare_with_consume_queues(material: Material, counted: DataFrame, found: Found) -> None:
+    uri = material.log.uri
+    if not consume_queue_source.queue_files(uri):
+        found.numbers["consume_queues"] = "none"
+        found.counts |= {"queue_entry_missing": 0, "queue_entry_wrong": 0}
+        return
+    c = F.col
+    written_ms = _written_until_ms(uri)
+    known = material.spark.read.format(consume_queue_source.NAME).option("path", uri).load()
+    known = known.where((c("log_offset") >= material.log.begin) & (c("log_offset") < material.log.end)).drop("tag_hash")
+    known = known.withColumn("record_bytes", c("record_bytes").cast("bigint"))
+    logged = counted.select(*_QUEUE, "queue_offset", *_ENTRY, "stored_ms")
+    differing = _differing(logged, known)
+    found.numbers["consume_queues"] = "compared"
+    queues = differing.collect()
+    found.numbers["queues_that_differ"] = len(queues)
+    if not queues:
+        found.counts |= {"queue_entry_missing": 0, "queue_entry_wrong": 0}
+        return
+    queue_schema = "topic string, queue_id int"
+    these = material.spark.createDataFrame([(row["topic"], row["queue_id"]) for row in queues], queue_schema)
+    place = [*_QUEUE, "queue_offset"]
+    ours = logged.join(F.broadcast(these), _QUEUE)
+    theirs = known.join(F.broadcast(these), _QUEUE).select(
+        *place, c("log_offset").alias("entry_log_offset"), c("record_bytes").alias("entry_record_bytes")
+    )
+    # Of a topic that was deleted the messages are in the log as long as it is, its queues are not; and of those that begin late
+    # the first entry says where.
+    bounds = theirs.groupBy(*_QUEUE).agg(F.min("queue_offset").alias("first_entry"))
+    missing = ours.join(theirs, place, "left_anti").join(bounds, _QUEUE)
+    missing = missing.where((c("stored_ms") < written_ms) & (c("queue_offset") >= c("first_entry")))
+    found.add("queue_entry_missing", missing.select(*place, *_ENTRY))
+    as_entries = ours.select(*place, *[c(name).alias(f"entry_{name}") for name in _ENTRY])
+    wrong = theirs.join(as_entries, [*place, *[f"entry_{name}" for name in _ENTRY]], "left_anti")
+    there = ours.groupBy(*place).agg(F.min("log_offset").alias("log_offset"))
+    found.add("queue_entry_wrong", wrong.join(there, place, "left"), at="entry_log_offset")
+
+
+def _differing(logged: DataFrame, known: DataFrame) -> DataFrame:
+    """The queues of which the two do not say the same."""
+    # Sums of 31 bits: 2**32 of them do not overflow.
+    print_ = F.sum(F.xxhash64("queue_offset", *_ENTRY).bitwiseAND((1 << 31) - 1)).alias("print")
+    sides = [frame.groupBy(*_QUEUE).agg(F.count(F.lit(1)).alias("entries"), print_) for frame in (logged, known)]
+    one, other = sides[0].alias("logged"), sides[1].alias("known")
+    joined = one.join(other, _QUEUE, "full")
+    same = F.col("logged.entries").eqNullSafe(F.col("known.entries")) & F.col("logged.print").eqNullSafe(F.col("known.print"))
+    return joined.where(~same).select(*_QUEUE).orderBy(*_QUEUE)
+
+
+def _written_until_ms(uri: str) -> int:
+    """Records stored before have their entries on disk: the store's checkpoint says so."""
+    page = log_files.read_store_file(uri, "checkpoint")
+    if page is None or len(page) < checkpoint.FIELDS_BYTES:
+        return 0
+    return checkpoint.decode_fields(page).logics_ms

@@ -1,0 +1,156 @@
+"""Spark data source `keyindex`: the entries of a store's index files as rows, to be held against the log.
+
+spark.read.format("keyindex").option("path", "/data/store").load()
+
+file, entry                 which entry of which file
+key_hash, log_offset        what it says: a record with such a key lies there
+is_linked                   is it where who looks up finds it: named by its slot, or by the next entry of the same slot?
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import fs
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from audit.log_files import filesystem_of
+from storage.formats import index_file
+from storage.formats.index_file import ENTRY, HEADER_BYTES, SLOT, Header
+
+NAME = "keyindex"
+SCHEMA = "file string, entry bigint, key_hash bigint, log_offset bigint, is_linked boolean"
+
+_FOLDER = "index"
+_AT_ONCE = 1 << 16
+_USUAL_ENTRIES = 4  # for each slot
+_MOST_SLOTS_TRIED = 1 << 16
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+class IndexFile(NamedTuple):
+    path: str
+    header: Header
+    slots: int
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+
+class KeyIndexSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> str:
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return KeyIndexReader(self.options["path"], schema)
+
+
+@dataclass
+class OneFile(InputPartition):
+    file: IndexFile
+
+
+class KeyIndexReader(DataSourceReader):
+    def __init__(self, uri: str, schema: StructType) -> None:
+        self._uri = uri
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [OneFile(file) for file in index_files(self._uri) if file.slots]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, OneFile):
+            return  # of a store without an index
+        filesystem, _ = filesystem_of(self._uri)
+        with filesystem.open_input_file(partition.file.path) as opened:
+            yield from entries(partition.file, opened, to_arrow_schema(self._schema, timezone="UTC"))
+
+
+def index_files(uri: str) -> list[IndexFile]:
+    """Those with entries, oldest first. One of which the number of slots cannot be told has 0."""
+    filesystem, path = filesystem_of(uri)
+    found = filesystem.get_file_info(fs.FileSelector(f"{path.rstrip('/')}/{_FOLDER}", allow_not_found=True))
+    files = []
+    for info in sorted(found, key=lambda info: info.base_name):
+        if info.type is not fs.FileType.File or not index_file.is_file_name(info.base_name) or info.size < HEADER_BYTES:
+            continue
+        with filesystem.open_input_file(info.path) as opened:
+            header = index_file.decode_header(opened.read_at(HEADER_BYTES, 0))
+            slots = None if header.is_empty else _slots(opened, info.size, header)
+        if not header.is_empty:
+            files.append(IndexFile(info.path, header, slots or 0))
+    return files
+
+
+def entries(file: IndexFile, opened: pa.NativeFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The entries of one file, with the columns of the schema."""
+    is_linked = linked(file, opened)
+    for first, found in _blocks(file, opened):
+        values = {
+            "file": pa.array([file.name]).take(pa.array(np.zeros(len(found), np.int64))),
+            "entry": pa.array(np.arange(first, first + len(found))),
+            "key_hash": pa.array(found["key_hash"].astype(np.int64)),
+            "log_offset": pa.array(found["log_offset"].astype(np.int64)),
+            "is_linked": pa.array(is_linked[first : first + len(found)]),
+        }
+        yield pa.RecordBatch.from_arrays([values[field.name].cast(field.type) for field in schema], schema=schema)
+
+
+def linked(file: IndexFile, opened: pa.NativeFile) -> Flags:
+    """Of each entry by its number: is it named by the next one of its slot, or by the slot itself?"""
+    found_linked = np.ones(file.header.next_entry, bool)
+    newest = np.zeros(file.slots, np.int64)  # entry of each slot, so far
+    for first, found in _blocks(file, opened):
+        slots = found["key_hash"].astype(np.int64) % file.slots
+        order = np.argsort(slots, kind="stable")
+        slots, numbers = slots[order], order + first
+        begins = np.append(True, slots[1:] != slots[:-1])
+        before = np.append(0, numbers[:-1])
+        before[begins] = newest[slots[begins]]
+        found_linked[before[found["previous"][order] != before]] = False
+        ends = np.append(begins[1:], True)
+        newest[slots[ends]] = numbers[ends]
+    heads = np.frombuffer(opened.read_at(SLOT.itemsize * file.slots, index_file.slot_at(0)), SLOT)
+    # A slot that names an entry behind the last one is of a service that goes on: its chain leads back to these.
+    found_linked[newest[(heads != newest) & (heads < file.header.next_entry)]] = False
+    return found_linked
+
+
+def _blocks(file: IndexFile, opened: pa.NativeFile) -> Iterator[tuple[int, Any]]:
+    """(number of the first, entries), a block at a time."""
+    for first in range(1, file.header.next_entry, _AT_ONCE):
+        count = min(_AT_ONCE, file.header.next_entry - first)
+        raw = opened.read_at(ENTRY.itemsize * count, index_file.entry_at(file.slots, first))
+        yield first, np.frombuffer(raw, ENTRY)
+
+
+def _slots(opened: pa.NativeFile, size: int, header: Header) -> int | None:
+    """How many slots a file has, which is not written down: RocketMQ's ratio where it fits, or what the file bears out."""
+    room = size - HEADER_BYTES
+    usual, left = divmod(room, SLOT.itemsize + _USUAL_ENTRIES * ENTRY.itemsize)
+    if not left:
+        return usual
+    most, step = room // SLOT.itemsize, ENTRY.itemsize // SLOT.itemsize
+    others = range(most % step, min(most, _MOST_SLOTS_TRIED), step)
+    return next((slots for slots in others if _bears_out(opened, slots, header)), None)
+
+
+def _bears_out(opened: pa.NativeFile, slots: int, header: Header) -> bool:
+    """Is the place before the first entry empty, and do the first and the last one name what the header says?"""
+    ends = ((0, 0), (1, header.begin_offset), (header.next_entry - 1, header.end_offset))
+    for number, log_offset in ends:
+        raw = opened.read_at(ENTRY.itemsize, index_file.entry_at(slots, number))
+        if len(raw) < ENTRY.itemsize or any(raw) != (number > 0):
+            return False
+        if np.frombuffer(raw, ENTRY)[0]["log_offset"] != log_offset:
+            return False
+    return True

@@ -1,0 +1,168 @@
+"""The checks find what is wrong, all of it and nothing else."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from audit import extent
+from audit.checks import carry_out as checks
+from audit.checks.carry_out import Asked, add_to
+from audit.checks.kinds import CHECKS, KINDS
+from audit.checks.material import Found
+from audit.checks.policies import Policy
+from audit.transaction_audit import Scope, carry_out
+from tests.audit.test_outcomes import BROKERS, OURS, unpacked
+from tests.support.builders import message
+from tests.support.planted_checks import WRONG, decide_by_check, plant
+from tests.support.written_log import WALL_MS, Transactions, WrittenLog
+
+TIMES = 2
+
+
+def checked(spark, store: Path, asked: Asked = Asked(), *, split_bytes: int = 50_000) -> dict[str, Found]:  # noqa: B008
+    return checks.carry_out(spark, extent.find_log(str(store)), asked, split_bytes=split_bytes)
+
+
+def counts_of(found: dict[str, Found]) -> dict[str, int]:
+    return {kind: count for one in found.values() for kind, count in one.counts.items() if count}
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    return plant(tmp_path_factory.mktemp("wrong") / "store", times=TIMES)
+
+
+@pytest.fixture(scope="module")
+def found(spark, planted) -> dict[str, Found]:
+    return checked(spark, planted[0])
+
+
+def test_everything_that_is_wrong_is_found_as_often_as_it_is_there(found, planted):
+    _, truth = planted
+
+    assert counts_of(found) == dict(truth)
+    assert truth.keys() == KINDS.keys() - {"unverified", "time_went_back"}
+    assert len(WRONG) > 10
+
+
+def test_every_finding_is_listed_with_a_place_that_proves_it(found, planted):
+    for one in found.values():
+        for item in one.items:
+            assert KINDS[item["verdict"]].check in found
+            assert any(name.endswith("log_offset") for name in item)
+            assert None not in item.values()
+
+
+def test_where_nothing_is_wrong_nothing_is_found(spark, tmp_path):
+    store, _ = plant(tmp_path / "store", times=1, is_clean=True)
+
+    clean = checked(spark, store)
+
+    assert counts_of(clean) == {}
+    assert clean["queues"].numbers["consume_queues"] == "compared"
+    assert clean["index"].numbers["entries"] > 50
+    assert clean["delays"].numbers["ends"] == {"cancelled": 2, "delivered": 12, "put_back": 2}
+
+
+def test_of_a_damaged_append_the_record_that_is_whole_is_named(spark, tmp_path):
+    log = WrittenLog(tmp_path / "store")
+    log.append(message())
+    _, second = log.append(message(b"first"), message(b"second"))
+    log.append(message())
+    log.close()
+    (path,) = log.folder.iterdir()
+    data = bytearray(path.read_bytes())
+    data[data.index(b"first")] ^= 1
+    path.write_bytes(data)
+
+    found = checked(spark, log.root, Asked(("integrity", "queues")))
+
+    assert counts_of(found) == {"unverified": 1, "queue_gap": 1}
+    assert found["integrity"].items[0]["log_offset"] == second.log_offset
+    assert found["integrity"].numbers["lost_bytes"] == second.log_offset - log.borders[1]
+    assert found["queues"].items[0]["missing"] == 1
+
+
+def test_what_a_check_finds_counts_unless_it_is_no_fault_and_is_listed_with_its_check():
+    report = {"findings": {"total": 1, "by_verdict": {"damaged": 1}, "items": [{"verdict": "damaged"}], "omitted": 0}}
+    late, lost = {"verdict": "delivered_late", "log_offset": 8}, {"verdict": "delivery_lost", "log_offset": 16}
+    delays = Found(numbers={"waited": 9}, counts={"delivered_late": 1, "delivery_lost": 3}, items=[late, lost])
+
+    add_to(report, {"delays": delays})
+
+    assert report["findings"] == {
+        "total": 4,
+        "by_verdict": {"damaged": 1, "delivery_lost": 3},
+        "items": [{"verdict": "damaged"}, {**lost, "check": "delays"}],
+        "omitted": 2,
+    }
+    assert report["checks"]["delays"]["waited"] == 9
+    assert report["checks"]["delays"]["findings"]["delivered_late"] == 1
+    assert report["checks"]["delays"]["findings"]["delivered_early"] == 0
+
+
+@pytest.mark.faults
+def test_findings_of_the_checks_stand_beside_those_about_transactions(spark, tmp_path):
+    store, truth = plant(tmp_path / "store", times=1)
+    asked = Asked(("duplicates", "what_if"), policies=(Policy(20_000, 30_000, 3),))
+
+    report = carry_out(spark, str(store), Scope(), found=extent.find_log(str(store)), asked=asked).report
+
+    kinds = ("handed_out_after_settled", "handed_out_twice")
+    assert list(report["checks"]) == ["duplicates", "what_if"]
+    assert report["checks"]["duplicates"]["findings"] == {kind: truth[kind] for kind in kinds}
+    found = [item for item in report["findings"]["items"] if item.get("check") == "duplicates"]
+    assert len(found) == sum(truth[kind] for kind in kinds)
+    assert report["findings"]["total"] == len(report["findings"]["items"]) + report["findings"]["omitted"]
+    assert report["findings"]["by_verdict"]["handed_out_twice"] == truth["handed_out_twice"]
+    assert report["checks"]["what_if"]["policies"][0]["limit"] == 3
+    assert json.loads(json.dumps(report)) == report
+
+
+def test_history_under_another_policy_has_as_many_checks_and_holds_as_it_says(spark, tmp_path):
+    log = WrittenLog(tmp_path / "store")
+    shop = Transactions(log)
+    own, asked, _ = (shop.begin(name) for name in ("own", "asked", "open"))
+    log.now_ms = WALL_MS + 25_000
+    shop.commit(own)
+    log.now_ms = WALL_MS + 70_000
+    decide_by_check(shop, asked)
+    log.now_ms = WALL_MS + 200_000
+    log.append(message())
+    log.close()
+
+    policies = (Policy(10_000, 30_000, 15), Policy(10_000, 30_000, 2), Policy(50_000, 40_000, 15))
+    found = checked(spark, log.root, Asked(("what_if",), policies))["what_if"].numbers
+
+    # Asked at 10 s; at 10, 40 and 70 s; seven times until 200 s.
+    assert found["transactions"] == 3
+    usual, short, slow = found["policies"]
+    assert (usual["checks"], usual["held"], usual["decided_later"]) == (1 + 3 + 7, 0, 1)
+    assert (short["checks"], short["held"], short["held_though_decided"]) == (1 + 2 + 2, 2, 1)
+    assert (slow["checks"], slow["decided_later"], slow["later_ms"]) == (0 + 2 + 4, 1, 20_000 + 1)
+
+
+def test_a_cause_is_told_for_everything_that_comes_again(found):
+    (group,) = found["duplicates"].numbers["groups"]
+
+    assert group["group"] == "billing"
+    assert set(group["causes"]) == {"lease_ended", "refused", "reset", "put_off", "redriven"}
+    assert sum(group["causes"][cause] for cause in ("lease_ended", "refused", "reset")) == group["again"]
+
+
+@pytest.mark.faults
+def test_however_the_log_is_split_the_checks_find_the_same(spark, planted, found):
+    again = checked(spark, planted[0], split_bytes=17_000)
+
+    assert again == found
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("folder", "name"), [(BROKERS, "public-1"), (BROKERS, "public-2"), (OURS, "closed"), (OURS, "cut")])
+def test_a_store_that_is_in_order_is_left_in_peace(spark, tmp_path, folder, name):
+    found = checked(spark, unpacked(folder / f"{name}.tar.xz", tmp_path))
+
+    assert counts_of(found) == {}
+    assert found["index"].numbers["entries"] == found["index"].numbers["keys"] > 100
+    assert list(found) == list(CHECKS)
