@@ -128,7 +128,7 @@ def run(
         if outcome.is_balanced:
             status = Exit.FINDINGS if outcome.report["findings"]["total"] else Exit.CLEAN
         if json_file is not None:
-            _write(json_file, {**outcome.report, "run": _run_part(report_id, log, master, begun_at, status)})
+            write_report(json_file, {**outcome.report, "run": run_part(report_id, log, master, begun_at, status)})
         if not quiet and progress is ProgressAs.TEXT:
             from audit import summary
 
@@ -136,7 +136,7 @@ def run(
     except NoSuchGroup as error:
         raise typer.BadParameter(str(error), param_hint="--producer-group") from None
     except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: it could not be carried out
-        _say(f"The audit could not be carried out: {_in_short(error)}")
+        _say(f"The audit could not be carried out: {in_short(error)}")
         if spark_log.exists() and spark_log.stat().st_size:
             _say(f"What Spark had to say is in {spark_log}")
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
@@ -221,7 +221,7 @@ def _policies(texts: list[str] | None) -> tuple[Policy, ...]:
     return tuple(found) or POLICIES
 
 
-def _run_part(report_id: str | None, log: str, master: str | None, begun_at: datetime, status: Exit) -> dict[str, Any]:
+def run_part(report_id: str | None, log: str, master: str | None, begun_at: datetime, status: Exit) -> dict[str, Any]:
     """What differs from run to run over the same bytes."""
     ended_at = datetime.now(UTC)
     return {
@@ -236,7 +236,7 @@ def _run_part(report_id: str | None, log: str, master: str | None, begun_at: dat
     }
 
 
-def _write(path: Path, report: dict[str, Any]) -> None:
+def write_report(path: Path, report: dict[str, Any]) -> None:
     """All of it or nothing."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     scratch.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -254,7 +254,7 @@ def _utc(moment: datetime | None) -> datetime | None:
     return None if moment is None else moment.replace(tzinfo=UTC)
 
 
-def _in_short(error: Exception) -> str:
+def in_short(error: Exception) -> str:
     """Spark's errors go on for pages; what went wrong stands in the last line of the innermost."""
     text = str(error).partition("\nJVM stacktrace")[0].strip()
     return f"{type(error).__name__}: {text[:2_000]}"

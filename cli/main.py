@@ -8,7 +8,7 @@ import typer
 
 from app import exit_codes
 from app.settings import ConfigurationError, load
-from cli import audit
+from cli import audit, reconcile
 
 app = typer.Typer(
     name="escrowmq",
@@ -18,6 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+audit.app.command()(reconcile.reconcile)
 app.add_typer(audit.app)
 
 

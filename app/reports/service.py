@@ -190,7 +190,7 @@ class AuditReports:
     def _command(self, report: AuditReport) -> list[str]:
         """Run where the data lies, so that no path of this machine stands in a report."""
         folder = f"{FOLDER}/{report.report_id}"
-        command = [*self._program, "audit", "run", "--log", "store", "--json", f"{folder}/{REPORT}"]
+        command = [*self._program, "audit", "run", "--checks", "none", "--log", "store", "--json", f"{folder}/{REPORT}"]
         command += ["--spark-log", f"{folder}/{_SPARK_LOG}", "--report-id", report.report_id]
         command += ["--driver-memory", self._options.driver_memory, "--progress", "json", "--end-with-stdin"]
         if report.begun_from_ms is not None:

@@ -1,0 +1,215 @@
+"""The log held against what the producers' own database says became of each transaction.
+
+A producer that follows the pattern writes a marker with its data, in one local transaction: the id of the transaction and
+`commit` or `rollback`. What the markers say and what the log proves must be the same. Where they differ an event is lost (the
+database committed, and nobody was told) or a phantom (somebody was told, and the database did not commit).
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import sqlalchemy as sa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from audit import extent
+from audit.checks.material import LISTED, Material
+from audit.extent import Log
+from audit.transaction_audit import Scope, TransactionAudit
+from audit.verdicts import VERDICTS, Fact, verdict
+
+KIND = "reconciliation"
+_ROWS = 50_000  # of the database, at once
+_HOUR_MS = 3_600_000
+
+LOST_EVENT = "lost_event"
+PHANTOM = "phantom"
+UNSETTLED = "unsettled"
+RECONCILED = {
+    LOST_EVENT: "the database committed, and the message was rolled back, never published, or never begun",
+    PHANTOM: "a message was published, and the database rolled back or has never heard of it",
+    UNSETTLED: "one of the two has decided, the other not yet",
+}
+FAIL_ON_RECONCILED = (LOST_EVENT, PHANTOM)
+
+
+class MarkerError(Exception):
+    """The table of markers is not what it was said to be."""
+
+
+class Markers(NamedTuple):
+    """Where the markers stand: one row for each transaction that the database knows. `url`: SQLAlchemy's."""
+
+    url: str
+    table: str = "markers"
+    id_column: str = "transaction_id"
+    outcome_column: str = "outcome"
+    commit_value: str = "commit"
+    rollback_value: str = "rollback"
+
+
+def read_markers(markers: Markers) -> pa.Table:
+    """Columns transaction_id, marked (commit or rollback). Raises MarkerError, or what SQLAlchemy raises."""
+    engine = sa.create_engine(markers.url)
+    try:
+        batches = list(_batches(engine, markers))
+    finally:
+        engine.dispose()
+    return pa.Table.from_batches(batches, schema=_SCHEMA)
+
+
+_SCHEMA = pa.schema([("transaction_id", pa.string()), ("marked", pa.string())])
+
+
+def _batches(engine: sa.Engine, markers: Markers) -> Iterator[pa.RecordBatch]:
+    words = {markers.commit_value: "commit", markers.rollback_value: "rollback"}
+    schema, _, name = markers.table.rpartition(".")
+    table = sa.table(name, sa.column(markers.id_column), sa.column(markers.outcome_column), schema=schema or None)
+    query = sa.select(table.c[markers.id_column], table.c[markers.outcome_column])
+    with engine.connect().execution_options(yield_per=_ROWS) as connection:
+        for rows in connection.execute(query).partitions():
+            ids, outcomes = [str(row[0]) for row in rows], [str(row[1]) for row in rows]
+            odd = sorted(set(outcomes) - words.keys())
+            if odd:
+                raise MarkerError(
+                    f"{markers.table}.{markers.outcome_column} has {odd[0]!r}, which is none of {', '.join(words)}"
+                )
+            yield pa.RecordBatch.from_arrays([pa.array(ids), pa.array([words[one] for one in outcomes])], schema=_SCHEMA)
+
+
+# ---------------------------------------------------------------------------------------------------------- the judgement
+
+_COMMITTED = ("committed_once", "committed_duplicated", "final_missing")
+_ROLLED_BACK = ("rolled_back_clean",)
+
+
+def judge(marked: str | None, proven: str | None, *, decision: str | None = None) -> str | None:
+    """What is wrong, of RECONCILED; None where both say the same, or nothing can be said.
+
+    `proven`: the verdict, None where the log has nothing of it; `decision`: what was decided of one that was decided late.
+    """
+    if proven in ("unverifiable_retention", "op_without_half"):
+        return None  # what it was begun with is gone, or was never there: the audit itself says so
+    committed = proven in _COMMITTED or (proven == "resolved_late" and decision == "commit")
+    rolled_back = proven in _ROLLED_BACK or (proven == "resolved_late" and decision == "rollback")
+    is_published = committed or proven == "rolled_back_but_delivered"
+    if marked == "commit":
+        if committed:
+            return LOST_EVENT if proven == "final_missing" else None
+        return LOST_EVENT if rolled_back or proven is None else UNSETTLED if proven != "rolled_back_but_delivered" else None
+    if is_published and proven != "final_missing":
+        return PHANTOM
+    if marked == "rollback":
+        return None if rolled_back or proven is None else UNSETTLED
+    return None  # nobody has marked it, and nothing was published
+
+
+def carry_out(
+    spark: SparkSession, log: Log, table: pa.Table, *, split_bytes: int = extent.SPLIT_BYTES, listed: int = LISTED
+) -> dict[str, Any]:
+    """The report: what the two say of every transaction that either knows. `table`: the markers, as they were read."""
+    audit = TransactionAudit(spark, log, Scope(), split_bytes=split_bytes)
+    material = Material(spark, log, split_bytes=split_bytes)
+    try:
+        transactions, sums = audit.judge()
+        joined = material.keep(_joined(spark, transactions, material, table))
+        doubled = _doubled(table)
+        counted = joined.groupBy("marked", "facts", "decision", "producer_group", "hour_ms").count().collect()
+        found = _counts(counted, is_whole=log.begin == 0)
+        items = _items(joined, found.wanted, listed)
+    finally:
+        material.release()
+        audit.release()
+    known = sum(row["count"] for row in counted if row["facts"] is not None)
+    marked = sum(row["count"] for row in counted if row["marked"] is not None)
+    total = sum(found.kinds[kind] for kind in FAIL_ON_RECONCILED)
+    return {
+        "kind": KIND,
+        "state": "done",
+        "transactions": {"in_the_log": known, "in_the_database": table.num_rows, "compared": sum(found.pairs.values())},
+        "pairs": {name: found.pairs[name] for name in sorted(found.pairs)},
+        "balanced": marked == table.num_rows and not doubled and known == sum(sums.counts[name] for name in VERDICTS),
+        "marked_twice": doubled,
+        "findings": {
+            "total": total,
+            "by_verdict": {kind: found.kinds[kind] for kind in RECONCILED},
+            "items": items,
+            "omitted": max(0, sum(found.kinds.values()) - len(items)),
+        },
+        "by_producer_group_and_hour": [
+            {"producer_group": group, "hour_ms": hour, **kinds} for (group, hour), kinds in sorted(found.by_group.items())
+        ],
+        "log": {"begin": log.begin, "end": log.end},
+        "engine": f"spark {spark.version}",
+    }
+
+
+def _joined(spark: SparkSession, transactions: DataFrame, material: Material, table: pa.Table) -> DataFrame:
+    """One row for each transaction that the log or the database knows: marked, facts, decision, where and when it began."""
+    c = F.col
+    ours = transactions.where(c("transaction_id").isNotNull()).select("transaction_id", "facts", "first_offset")
+    lines = material.timelines.select("transaction_id", "producer_group", "begun_ms", "decision")
+    proven = ours.join(lines, "transaction_id", "left")
+    marked = spark.createDataFrame(table)
+    hour_ms = c("begun_ms") - c("begun_ms") % _HOUR_MS
+    return proven.join(marked, "transaction_id", "full").withColumn("hour_ms", hour_ms)
+
+
+def _doubled(table: pa.Table) -> int:
+    distinct = len(table.column("transaction_id").unique())
+    return int(table.num_rows - distinct)
+
+
+class _Counts(NamedTuple):
+    kinds: Counter[str]
+    pairs: Counter[str]  # "commit / committed_once"
+    by_group: dict[tuple[str, int], dict[str, int]]
+    wanted: dict[tuple[str | None, int | None, str | None], str]  # (marked, facts, decision) of what is found
+
+
+def _counts(rows: list[Any], *, is_whole: bool) -> _Counts:
+    found = _Counts(Counter(), Counter(), {}, {})
+    for row in rows:
+        proven = None if row["facts"] is None else verdict(Fact(row["facts"]))
+        found.pairs[f"{row['marked'] or 'unmarked'} / {proven or 'not in the log'}"] += row["count"]
+        if proven is None and not is_whole:
+            continue  # it may have been begun, and decided, before the log begins
+        kind = judge(row["marked"], proven, decision=row["decision"])
+        if kind is None:
+            continue
+        found.kinds[kind] += row["count"]
+        found.wanted[row["marked"], row["facts"], row["decision"]] = kind
+        of_hour = found.by_group.setdefault((row["producer_group"] or "", row["hour_ms"] or 0), {})
+        of_hour[kind] = of_hour.get(kind, 0) + row["count"]
+    return found
+
+
+def _items(
+    joined: DataFrame, wanted: Mapping[tuple[str | None, int | None, str | None], str], listed: int
+) -> list[dict[str, Any]]:
+    if not wanted:
+        return []
+    rows = joined.sparkSession.createDataFrame(
+        [(*key, kind) for key, kind in wanted.items()], "marked string, facts bigint, decision string, kind string"
+    )
+    one, of = joined.alias("one"), F.broadcast(rows.alias("of"))
+    same = F.lit(True)
+    for name in ("marked", "facts", "decision"):
+        same &= F.col(f"one.{name}").eqNullSafe(F.col(f"of.{name}"))
+    picked = one.join(of, same).select("kind", "one.*").orderBy("first_offset", "transaction_id").limit(listed).collect()
+    return [_item(row) for row in picked]
+
+
+def _item(row: Any) -> dict[str, Any]:
+    made = {
+        "verdict": row["kind"],
+        "transaction_id": row["transaction_id"],
+        "database": row["marked"],
+        "log": None if row["facts"] is None else verdict(Fact(row["facts"])),
+        "producer_group": row["producer_group"],
+        "begun_ms": row["begun_ms"],
+        "log_offset": row["first_offset"],
+    }
+    return {name: value for name, value in made.items() if value is not None}

@@ -1,0 +1,94 @@
+"""`escrowmq audit reconcile`: the log held against the producers' own database. Spark is imported when it runs."""
+
+import sys
+import tempfile
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from cli.audit import Exit, in_short, run_part, write_report
+
+_LISTED = 20
+
+
+def reconcile(
+    log: Annotated[
+        str, typer.Option(help="The store's folder (it holds commitlog/) or a folder of segments, as for `audit run`.")
+    ],
+    database: Annotated[str, typer.Option(help="Where the producers' markers are, as SQLAlchemy names it: postgresql://...")],
+    table: Annotated[str, typer.Option(help="The table of markers: one row for each transaction.")] = "markers",
+    id_column: Annotated[str, typer.Option(help="Its column with the transaction's id.")] = "transaction_id",
+    outcome_column: Annotated[str, typer.Option(help="Its column that says what became of it.")] = "outcome",
+    commit_value: Annotated[str, typer.Option(help="What stands there for a commit,")] = "commit",
+    rollback_value: Annotated[str, typer.Option(help="and what for a rollback.")] = "rollback",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
+    master: Annotated[str | None, typer.Option(help="Where Spark runs, as for `audit run`.")] = None,
+    split_mb: Annotated[int, typer.Option(help="How much of the log one task reads.", min=1)] = 64,
+    driver_memory: Annotated[str, typer.Option(help="Of the Java process that drives Spark.")] = "2g",
+) -> None:
+    """Hold the log against the markers that producers write in their own transactions: lost events and phantoms.
+
+    Exit status: 0 both agree; 1 findings; 2 wrong usage; 3 it could not be carried out; 4 the counts do not balance.
+    """
+    begun_at = datetime.now(UTC)
+    if find_spec("pyspark") is None or find_spec("pyarrow") is None:
+        sys.stderr.write("The audit needs Spark: `make audit` installs it, or: pip install -r requirements-audit.lock\n")
+        raise typer.Exit(Exit.NOT_CARRIED_OUT)
+    _must_be_a_url(database)
+    if json_file is not None and (json_file.is_dir() or not json_file.parent.is_dir()):
+        raise typer.BadParameter(f"{json_file} cannot be a file", param_hint="--json")
+    try:
+        from audit import extent
+        from audit.reconcile import Markers, carry_out, read_markers
+        from audit.session import session
+
+        found = extent.find_log(log)
+        markers = read_markers(
+            Markers(database, table, id_column, outcome_column, commit_value, rollback_value)
+        )  # before Spark
+        with tempfile.TemporaryDirectory() as folder:
+            settings = {"spark.driver.memory": driver_memory}
+            with session(master, log=Path(folder) / "spark.log", settings=settings) as spark:
+                report = carry_out(spark, found, markers, split_bytes=split_mb << 20)
+        status = Exit.NOT_BALANCED
+        if report["balanced"]:
+            status = Exit.FINDINGS if report["findings"]["total"] else Exit.CLEAN
+        if json_file is not None:
+            write_report(json_file, {**report, "run": run_part(None, log, master, begun_at, status)})
+        _show(Console(soft_wrap=True), report)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: it could not be carried out
+        sys.stderr.write(f"The log could not be reconciled: {in_short(error)}\n")
+        raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
+    raise typer.Exit(status)
+
+
+def _must_be_a_url(text: str) -> None:
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        make_url(text)
+    except ArgumentError:
+        raise typer.BadParameter("not a URL that SQLAlchemy knows", param_hint="--database") from None
+
+
+def _show(console: Console, report: dict[str, Any]) -> None:
+    pairs = Table("database / log", "transactions", title="What the two say", title_justify="left")
+    pairs.columns[1].justify = "right"
+    for name, count in report["pairs"].items():
+        pairs.add_row(name, f"{count:,}")
+    console.print(pairs, highlight=False)
+    found = report["findings"]
+    if found["items"]:
+        table = Table("finding", "transaction", "database", "log", "at log offset", title="Findings", title_justify="left")
+        for item in found["items"][:_LISTED]:
+            values = [item["verdict"], item["transaction_id"], item.get("database", ""), item.get("log", "")]
+            table.add_row(*values, str(item.get("log_offset", "")))
+        console.print(table, highlight=False)
+    said = ", ".join(f"{count:,} {kind}" for kind, count in found["by_verdict"].items())
+    console.print(said if report["balanced"] else f"It does NOT balance. {said}", highlight=False)

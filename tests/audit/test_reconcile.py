@@ -1,0 +1,149 @@
+"""The producer's database and the log are compared: what one has and the other has not is found."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from audit import extent
+from audit.reconcile import LOST_EVENT, PHANTOM, RECONCILED, UNSETTLED, MarkerError, Markers, carry_out, judge, read_markers
+from audit.verdicts import VERDICTS
+from tests.support.written_log import Transactions, WrittenLog
+
+# (what the database says, what is in the log) -> (how many, what is wrong)
+CASES = {
+    ("commit", "committed"): (4, None),
+    ("rollback", "rolled_back"): (3, None),
+    ("commit", "rolled_back"): (2, LOST_EVENT),
+    ("commit", "missing"): (1, LOST_EVENT),
+    ("commit", "absent"): (2, LOST_EVENT),
+    ("rollback", "committed"): (2, PHANTOM),
+    (None, "committed"): (1, PHANTOM),
+    ("commit", "late_back"): (1, LOST_EVENT),
+    ("rollback", "late"): (1, PHANTOM),
+    ("commit", "late"): (1, None),
+    ("commit", "undecided"): (2, UNSETTLED),
+    ("rollback", "undecided"): (1, UNSETTLED),
+    (None, "undecided"): (1, None),
+    (None, "rolled_back"): (2, None),
+    ("rollback", "absent"): (1, None),
+}
+
+
+def write_both(folder: Path) -> tuple[Path, Markers]:
+    shop = Transactions(WrittenLog(folder / "store"))
+    path = folder / "shop.db"
+    database = sqlite3.connect(path)
+    database.execute("CREATE TABLE markers (transaction_id TEXT PRIMARY KEY, outcome TEXT NOT NULL)")
+    for (marked, fate), (count, _) in CASES.items():
+        for number in range(count):
+            name = f"{marked}.{fate}.{number}"
+            if marked is not None:
+                database.execute("INSERT INTO markers VALUES (?, ?)", (name, marked))
+            _meet(shop, name, fate)
+    database.commit()
+    database.close()
+    return shop.log.close(), Markers(url=f"sqlite:///{path}")
+
+
+def _meet(shop: Transactions, name: str, fate: str) -> None:
+    if fate == "absent":
+        return
+    halves = shop.begin(name)
+    if fate.startswith("late"):
+        shop.hold(halves)
+    if fate in ("committed", "late", "missing"):
+        shop.commit(halves, [] if fate == "missing" else None)
+    elif fate in ("rolled_back", "late_back"):
+        shop.roll_back(halves)
+
+
+def test_lost_events_and_phantoms_are_found_as_often_as_there_are(spark, tmp_path):
+    store, markers = write_both(tmp_path)
+
+    report = carry_out(spark, extent.find_log(str(store)), read_markers(markers), split_bytes=4_000)
+
+    expected = dict.fromkeys(RECONCILED, 0)
+    for count, kind in CASES.values():
+        if kind is not None:
+            expected[kind] += count
+    assert report["findings"]["by_verdict"] == expected
+    assert report["findings"]["total"] == expected[LOST_EVENT] + expected[PHANTOM]
+    assert report["balanced"] is True
+    assert report["transactions"]["compared"] == sum(count for count, _ in CASES.values())
+    found = {item["transaction_id"]: item["verdict"] for item in report["findings"]["items"]}
+    assert found == {
+        f"{marked}.{fate}.{number}": kind
+        for (marked, fate), (count, kind) in CASES.items()
+        for number in range(count)
+        if kind is not None
+    }
+    (of_shop, unknown) = sorted(report["by_producer_group_and_hour"], key=lambda row: row["producer_group"] == "")
+    assert of_shop["producer_group"] == "shop"
+    assert of_shop[LOST_EVENT] + unknown[LOST_EVENT] == expected[LOST_EVENT]
+
+
+def test_a_marker_that_is_neither_is_refused_by_its_name(tmp_path):
+    path = tmp_path / "shop.db"
+    database = sqlite3.connect(path)
+    database.execute("CREATE TABLE outbox (id TEXT, state TEXT)")
+    database.execute("INSERT INTO outbox VALUES ('a', 'sent'), ('b', 'perhaps')")
+    database.commit()
+    database.close()
+    markers = Markers(f"sqlite:///{path}", "outbox", "id", "state", commit_value="sent", rollback_value="failed")
+
+    with pytest.raises(MarkerError, match="'perhaps'"):
+        read_markers(markers)
+
+
+@pytest.mark.parametrize("proven", [*VERDICTS, None])
+def test_whoever_the_database_never_heard_of_is_a_phantom_where_it_was_published(proven):
+    published = ("committed_once", "committed_duplicated", "rolled_back_but_delivered")
+
+    assert (judge(None, proven) == PHANTOM) is (proven in published)
+    assert judge("rollback", proven) in ((PHANTOM,) if proven in published else (None, UNSETTLED))
+
+
+def escrowmq(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    program = Path(sys.executable).with_name("escrowmq")
+    small = {**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+    command = [program, "audit", "reconcile", "--driver-memory", "512m", *options]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False, env=small)
+
+
+def test_a_database_that_is_not_there_ends_with_3_and_wrong_usage_with_2(tmp_path):
+    store, _ = write_both(tmp_path)
+
+    missing = escrowmq("--log", str(store), "--database", f"sqlite:///{tmp_path}/shop.db", "--table", "nowhere", cwd=tmp_path)
+    unnamed = escrowmq("--log", str(store), cwd=tmp_path)
+    odd = escrowmq("--log", str(store), "--database", "no url", cwd=tmp_path)
+
+    assert (missing.returncode, unnamed.returncode, odd.returncode) == (3, 2, 2)
+    assert "no such table: nowhere" in missing.stderr
+    assert "Traceback" not in missing.stderr
+
+
+@pytest.mark.xdist_group("spark")
+@pytest.mark.faults
+def test_the_flights_and_their_database_agree(tmp_path):
+    """The demo's producers and its service are killed on the way; afterwards one marker of its ledger is turned around."""
+    data = tmp_path / "demo"
+    demo = [sys.executable, "-m", "examples.flights", "--rows", "2000", "--producers", "4", "--data-dir", str(data)]
+    subprocess.run(demo, cwd=Path(__file__).parents[2], check=True, capture_output=True, timeout=600)
+    (ledger,) = data.rglob("ledger.db")
+    options = ["--log", str(data / "service" / "store"), "--database", f"sqlite:///{ledger}"]
+
+    agreed = escrowmq(*options, cwd=tmp_path)
+    database = sqlite3.connect(ledger)
+    first = "SELECT min(position) FROM markers WHERE outcome = 'commit'"
+    database.execute(f"UPDATE markers SET outcome = 'rollback' WHERE position = ({first})")
+    database.commit()
+    database.close()
+    turned = escrowmq(*options, cwd=tmp_path)
+
+    assert agreed.returncode == 0, agreed.stdout + agreed.stderr
+    assert turned.returncode == 1
+    assert "phantom" in turned.stdout
