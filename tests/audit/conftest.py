@@ -16,6 +16,7 @@ def spark(tmp_path_factory) -> Iterator:
     settings = {
         "spark.driver.memory": "512m",
         "spark.sql.shuffle.partitions": "1",
+        "spark.sql.adaptive.enabled": "false",
         "spark.driver.extraJavaOptions": java,
     }
     try:
