@@ -56,8 +56,7 @@ async def list_(services: Services, call: Call) -> Reply:
 
 async def delete(services: Services, call: Call, name: str) -> Reply:
     # The registry first: a group that had lost its positions would be handed everything again.
-    await services.consumer_groups.delete(name, check=call.check_if_match)
-    await services.delivery.delete(name)
+    await services.consumer_groups.delete(name, check=call.check_if_match, end=lambda: services.delivery.delete(name))
     return NO_CONTENT
 
 

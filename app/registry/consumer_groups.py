@@ -93,8 +93,8 @@ class ConsumerGroups:
         async with self._changing:
             return self._groups.get(name) or await self._insert(name, GroupRules())
 
-    async def delete(self, name: str, *, check: Callable[[int | None], None]) -> None:
-        """`check` as for `put`. Raises UnknownGroup where it does not exist."""
+    async def delete(self, name: str, *, check: Callable[[int | None], None], end: Callable[[], Awaitable[None]]) -> None:
+        """`check` as for `put`; `end` comes last, before anybody can make a group of the name. Raises UnknownGroup."""
         async with self._changing:
             check(self.get(name).revision)
 
@@ -103,6 +103,7 @@ class ConsumerGroups:
 
             await self._database.run(remove)
             del self._groups[name]
+            await end()
 
     async def _insert(self, name: str, rules: GroupRules) -> ConsumerGroup:
         group = ConsumerGroup(name=name, rules=rules, created_at_ms=self._clock.wall_ms())

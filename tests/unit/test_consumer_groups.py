@@ -1,0 +1,36 @@
+"""The registry of consumer groups: what is changed at once is changed one after the other."""
+
+import asyncio
+
+from app.registry.consumer_groups import ConsumerGroups
+from app.registry.database import Database
+from delivery.groups import GroupRules, Start
+from tests.support.clock import ManualClock
+
+
+async def test_a_group_that_is_made_while_one_of_its_name_is_deleted_begins_once_that_one_has_ended(tmp_path):
+    """Else its positions, where it starts at the end, would be forgotten with those of the one before."""
+    database = Database(f"sqlite:///{tmp_path / 'registry.db'}")
+    await database.open()
+    groups = ConsumerGroups(database, ManualClock())
+    await groups.create("billing")
+    happened: list[str] = []
+    is_ending, may_end = asyncio.Event(), asyncio.Event()
+
+    async def end() -> None:
+        is_ending.set()
+        await may_end.wait()
+        happened.append("ended")
+
+    async def begin() -> None:
+        happened.append("begun")
+
+    deleting = asyncio.create_task(groups.delete("billing", check=lambda _: None, end=end))
+    await is_ending.wait()
+    making = asyncio.create_task(groups.put("billing", GroupRules(start=Start.LATEST), check=lambda _: None, begin=begin))
+    await asyncio.sleep(0)
+    may_end.set()
+    await asyncio.gather(deleting, making)
+
+    assert happened == ["ended", "begun"]
+    await database.aclose()
