@@ -1,8 +1,9 @@
 """Any sequence of sends, receives, acks, refusals, lapses, resets, kills and power cuts keeps what a plain model says.
 
-What is asked of every step: a message is with one consumer at a time; what was acknowledged never comes again; what was not
-comes again until it is; no count of attempts goes back; in an ordered group no key is overtaken; the committed offset is the
-settled prefix. At the end everything that is neither done nor dead is received, once each.
+What is asked of every step: a message is with one consumer at a time; what was acknowledged never comes again, nor what was
+withdrawn; what was not comes again until it is; no count of attempts goes back; the same attempt again is given the same; in
+an ordered group no key is overtaken; the committed offset is the settled prefix. At the end everything that is neither done
+nor dead is received, once each. tests/fault/test_lease_mutants.py plants mistakes that it must find.
 """
 
 import asyncio
@@ -37,6 +38,8 @@ class Item:
         self.is_done = False
         self.may_be_done = False
         self.may_be_dead = False
+        self.is_withdrawn = False
+        self.may_be_put_off = False  # it may lie elsewhere, to come back as a retry
         self.held_until_ms = 0  # nobody is given it before
         self.handle: HandedOut | None = None  # of the last hand-out
 
@@ -68,6 +71,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.rules = rules(ordered=ordered, max_attempts=max_attempts, lease_ms=lease_ms, backoff_ms=(200, 1_000))
         self.items: dict[str, Item] = {}
         self.stale: list[HandedOut] = []
+        self.receives = 0
         self.starts = 0
         self.wall_ms = 1_800_000_000_000
         self.disk = SimulatedDisk()
@@ -82,29 +86,60 @@ class LeaseMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------------------------------------------------ rules
 
-    @rule(count=st.integers(1, 4), queue=st.sampled_from(QUEUES), key=st.sampled_from(["a", "b", None]))
-    def send(self, count: int, queue: QueueId, key: str | None) -> None:
+    @rule(
+        count=st.integers(1, 4),
+        queue=st.sampled_from(QUEUES),
+        key=st.sampled_from(["a", "b", None]),
+        receives=st.sampled_from([0, 1, 1, 100]),
+    )
+    def send_and_receive(self, count: int, queue: QueueId, key: str | None, receives: int) -> None:
         names = [f"m{len(self.items) + number:03}" for number in range(count)]
         self._call(self.house.send(*names, queue=queue, key=key))
         self.items |= {name: Item(name, queue, key) for name in names}
+        if receives:
+            self.receive(receives)
 
     @rule(max_messages=st.sampled_from([1, 2, 100]))
     def receive(self, max_messages: int) -> None:
         begun_ms = self.house.now_ms
         self._note_received(self._call(self.house.receive(max_messages)), begun_ms)
 
+    @rule(max_messages=st.sampled_from([1, 3]), kills=st.booleans())
+    def receive_and_repeat_the_attempt(self, max_messages: int, kills: bool) -> None:
+        """Whoever lost the answer is given the same messages under the same leases, across a kill too."""
+        self.receives += 1
+        how = {"attempt_id": f"try {self.receives}"}
+        begun_ms = self.house.now_ms
+        received = self._call(self.house.receive(max_messages, **how))
+        self._note_received(received, begun_ms)
+        if kills:
+            self._restart(self.world.disk.after_kill)
+        if received and self.house.now_ms + LATE_MS < received[0].expires_at_ms:
+            again = self._call(self.house.receive(max_messages, **how))
+            assert [one.handle for one in again] == [one.handle for one in received]
+
+    @rule(at=indexes)
+    def withdraw(self, at: int) -> None:
+        """Whoever has it keeps it; nobody is given it any more."""
+        items = [item for item in self.items.values() if not item.is_done]
+        if items:
+            item = items[at % len(items)]
+            item.is_withdrawn = True
+            self.house.withdrawn.add(item.name)
+
     @rule(at=indexes, count=st.integers(1, 3))
     def ack(self, at: int, count: int) -> None:
         held = self._held(at, count)
         for item, accepted in zip(held, self._call(self.house.ack(*[self._handle(item) for item in held])), strict=True):
             assert accepted, f"{item.name} was held and could not be acknowledged"
-            item.is_done = True
+            self._note_acknowledged(item)
 
     @rule(at=indexes, delay_ms=st.sampled_from([None, 0, 50, 1_500]))
     def nack(self, at: int, delay_ms: int | None) -> None:
         for item in self._held(at, 1):
             assert self._call(self.house.nack(self._handle(item), delay_ms=delay_ms)) == [True]
             self._lapse(item, 0)
+            item.may_be_put_off |= not self.rules.ordered
             wait_ms = self.rules.backoff_ms[min(item.attempts, 2) - 1] if delay_ms is None else delay_ms
             if not item.is_done:
                 item.held_until_ms = self.house.now_ms + max(0, wait_ms - 10)
@@ -136,11 +171,13 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(queue=st.sampled_from(QUEUES), to_end=st.booleans())
     def reset(self, queue: QueueId, to_end: bool) -> None:
-        """To its beginning, where everything comes again, or to its end, where nothing does. In the other the retries go on."""
-        refused = [item for item in self._held(0, len(self.items)) if item.queue != queue]
+        """To its beginning, where everything comes again, or its end, where nothing does. In the other all goes on."""
+        self.receive(100)
+        refused = [item for item in self._held(0, len(self.items)) if item.queue != queue][::2]
         self._call(self.house.nack(*[self._handle(item) for item in refused], delay_ms=50))
         for item in refused:
             self._lapse(item, 0)
+            item.may_be_put_off |= not self.rules.ordered
         offset = self._call(self.store.offsets(queue)).end if to_end else 0
         self._call(self.house.delivery.reset(GROUP, {queue: offset}))
         self._begin_anew([item for item in self.items.values() if item.queue == queue], is_done=to_end)
@@ -159,8 +196,27 @@ class LeaseMachine(RuleBasedStateMachine):
 
         for item, accepted in zip(held, self._call(both()), strict=True):
             assert accepted or item.queue == queue
-            item.is_done = accepted
+            if accepted:
+                self._note_acknowledged(item)
         self._begin_anew([item for item in self.items.values() if item.queue == queue], is_done=False)
+
+    @rule(queue=st.sampled_from(QUEUES), to_end=st.booleans())
+    def set_position(self, queue: QueueId, to_end: bool) -> None:
+        """The leases of the queue end. It ends no retries: where there may be some, messages come twice: not asked."""
+        mine = [item for item in self.items.values() if item.queue == queue]
+        if not any(item.may_be_put_off for item in mine):
+            offset = self._call(self.store.offsets(queue)).end if to_end else 0
+            self._call(self.house.delivery.set_positions(GROUP, {queue: offset}))
+            assert self._call(self.house.position(queue)) == offset
+            self._begin_anew(mine, is_done=to_end)
+
+    @rule()
+    def delete_the_group_and_make_it_again(self) -> None:
+        refused = self._held(0, len(self.items))
+        self._call(self.house.nack(*[self._handle(item) for item in refused], delay_ms=50))
+        self._call(self.house.delivery.delete(GROUP))
+        self._call(self.house.delivery.begin(GROUP, self.rules))
+        self._begin_anew(list(self.items.values()), is_done=False)
 
     def _begin_anew(self, items: list[Item], *, is_done: bool) -> None:
         dead = {one.message_id for one in self._call(self.house.dead_letters())}
@@ -169,20 +225,17 @@ class LeaseMachine(RuleBasedStateMachine):
                 self.stale.append(item.handle)
             item.handle = None
             item.attempts = item.more_attempts = item.held_until_ms = 0
-            item.is_done, item.may_be_done = is_done, False
+            item.is_done, item.may_be_done, item.may_be_put_off = is_done, False, False
             item.may_be_dead |= item.name in dead
 
     @rule()
     def keep_a_snapshot(self) -> None:
         self._call(self.house.delivery.save_snapshot())
 
-    @rule()
-    def kill(self) -> None:
-        self._restart(self.world.disk.after_kill)
-
-    @rule()
-    def close_and_restart(self) -> None:
-        self._call(self.house.close())
+    @rule(closes=st.booleans())
+    def kill(self, closes: bool) -> None:
+        if closes:
+            self._call(self.house.close())
         self._restart(self.world.disk.after_kill)
 
     @rule()
@@ -221,6 +274,7 @@ class LeaseMachine(RuleBasedStateMachine):
                 item.may_be_dead |= item.attempts + item.more_attempts >= self.rules.max_attempts
             elif verb != "receive":
                 item.may_be_done |= verb == "ack"
+                item.may_be_put_off |= verb == "nack" and not self.rules.ordered
                 item.may_be_dead |= verb == "give_up" or item.attempts >= self.rules.max_attempts
                 self._forget(item)
 
@@ -245,9 +299,8 @@ class LeaseMachine(RuleBasedStateMachine):
             position = self._call(self.house.position(queue)) or 0
             mine = [item for item in self.items.values() if item.queue == queue]
             for item in mine[:position]:
-                assert item.is_done or item.attempts + item.more_attempts > 0 or item.may_be_done, (
-                    f"{item.name} was passed over"
-                )
+                is_accounted_for = item.is_done or item.may_be_done or item.is_withdrawn
+                assert is_accounted_for or item.attempts + item.more_attempts > 0, f"{item.name} was passed over"
 
     # ---------------------------------------------------------------------------------------------------------- helpers
 
@@ -257,6 +310,7 @@ class LeaseMachine(RuleBasedStateMachine):
         for one in received:
             item = self.items[one.message.message_id]
             assert not item.is_done, f"{item.name} came again"
+            assert not item.is_withdrawn, f"{item.name} was withdrawn, and came"
             assert item.held_until_ms <= self.house.now_ms, f"{item.name} was lent twice"
             assert item.attempts < one.attempt <= item.attempts + item.more_attempts + 1, (
                 f"attempt {one.attempt} of {item.name} after {item.attempts} and at most {item.more_attempts} more"
@@ -279,7 +333,7 @@ class LeaseMachine(RuleBasedStateMachine):
             for other in self.items.values():
                 if other.order_key == item.order_key and other.name < name and not other.is_done:
                     has_used_up = other.attempts + other.more_attempts >= self.rules.max_attempts
-                    is_gone = other.may_be_done or other.may_be_dead or has_used_up
+                    is_gone = other.may_be_done or other.may_be_dead or has_used_up or other.is_withdrawn
                     has_come = other.name in names[:number]
                     assert has_come or is_gone, f"{name} came before {other.name}"
 
@@ -296,6 +350,10 @@ class LeaseMachine(RuleBasedStateMachine):
     def _handle(self, item: Item) -> HandedOut:
         assert item.handle is not None
         return item.handle
+
+    def _note_acknowledged(self, item: Item) -> None:
+        """Its handle is no stale one: an acknowledgement may be repeated."""
+        item.is_done, item.handle = True, None
 
     def _lapse(self, item: Item, held_until_ms: int) -> None:
         """It is with nobody any more."""
@@ -323,7 +381,8 @@ class LeaseMachine(RuleBasedStateMachine):
                 assert accepted
                 item.is_done = True
         dead = {one.message_id for one in self._call(self.house.dead_letters())}
-        lost = [item.name for item in self.items.values() if not (item.is_done or item.may_be_done or item.name in dead)]
+        gone = {item.name for item in self.items.values() if item.is_done or item.may_be_done or item.is_withdrawn} | dead
+        lost = sorted(self.items.keys() - gone)
         assert lost == [], f"{lost} were lost"
 
     def _call(self, call: Any) -> Any:
@@ -340,6 +399,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.world = World(self.disk, seed=self.starts, wall_ms=self.wall_ms)
         self.store = self._call(self.world.open_store(self.options))
         self.house = House(self.world, self.store, self.rules)
+        self.house.withdrawn |= {item.name for item in self.items.values() if item.is_withdrawn}
         self._call(self.house.start(queues=len(QUEUES)))
 
 

@@ -1,0 +1,170 @@
+"""C21 for leases: well-known mistakes, each planted and each found by the model of leases, which by itself finds nothing."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from delivery import lease_events as events
+from delivery import retry_message
+from delivery.journal import LeaseJournal
+from delivery.key_order import KeyOrder
+from delivery.lease_table import GroupLeases, LeaseTable, Moment
+from delivery.receive import Receiving
+from delivery.slots import QueueSlots, State
+from storage.message import Durability, Message
+from tests.property.test_lease_model import LeaseMachine
+
+pytestmark = pytest.mark.faults
+
+EXAMPLES = 400
+
+
+def model_finds() -> str:
+    """Its first broken promise."""
+
+    @seed(1)
+    class Machine(LeaseMachine):
+        pass
+
+    how = settings(
+        max_examples=EXAMPLES,
+        stateful_step_count=30,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    try:
+        run_state_machine_as_test(Machine, settings=how)
+    except Exception as broken:
+        return f"{type(broken).__name__}: {broken}"
+    return ""
+
+
+def test_a_reset_that_ends_the_leases_of_the_whole_topic_is_found(monkeypatch):
+    apply_reset = GroupLeases._apply_reset
+
+    def by_topic(self: GroupLeases, event: events.Reset) -> None:
+        apply_reset(self, event)
+        topics, named = {one.topic for one in event.positions}, {one.queue_id for one in event.positions}
+        for queue in self.queues:
+            if queue.queue.topic in topics and queue.queue not in named:
+                queue.restart(queue.slots.prefix)
+
+    monkeypatch.setattr(GroupLeases, "_apply_reset", by_topic)
+
+    assert model_finds()
+
+
+def test_a_reset_that_ends_the_retries_of_the_whole_topic_is_found(monkeypatch):
+    apply_reset = GroupLeases._apply_reset
+
+    def by_topic(self: GroupLeases, event: events.Reset) -> None:
+        apply_reset(self, event)
+        for position in event.positions if event.ends_retries else ():
+            self.void_before_of[position.topic] = event.generation
+
+    monkeypatch.setattr(GroupLeases, "_apply_reset", by_topic)
+
+    assert model_finds()
+
+
+def test_a_position_that_leaves_leases_in_place_is_found(monkeypatch):
+    def position_alone(self: QueueSlots, position: int) -> None:
+        self.prefix = self.cursor = position
+
+    monkeypatch.setattr(QueueSlots, "restart", position_alone)
+
+    assert model_finds()
+
+
+def test_a_handle_that_settles_anothers_lease_is_found(monkeypatch):
+    def whoever_has_it(self: QueueSlots, offset: int, lease: int, now_ms: int) -> bool:
+        slot = self.get(offset)
+        return slot.state == State.LEASED and slot.deadline_ms > now_ms
+
+    monkeypatch.setattr(QueueSlots, "is_leased", whoever_has_it)
+
+    assert model_finds()
+
+
+def test_a_lease_that_is_kept_on_paper_only_is_found(monkeypatch):
+    monkeypatch.setattr(GroupLeases, "_apply_leased", lambda self, event, now: None)
+
+    assert model_finds()
+
+
+def test_an_attempt_that_a_kill_forgets_is_found(monkeypatch):
+    apply_leased = GroupLeases._apply_leased
+
+    def unnamed(self: GroupLeases, event: events.Leased, now: Moment) -> None:
+        apply_leased(self, event, now)
+        self.attempts.pop(event.attempt_id or "", None)
+
+    monkeypatch.setattr(GroupLeases, "_apply_leased", unnamed)
+
+    assert model_finds()
+
+
+def test_a_count_of_attempts_that_a_retry_begins_anew_is_found(monkeypatch):
+    monkeypatch.setattr(retry_message, "attempts_of", lambda message: 0)
+
+    assert model_finds()
+
+
+def test_a_withdrawn_message_that_is_handed_out_is_found(monkeypatch):
+    monkeypatch.setattr(
+        Receiving, "_is_to_come", lambda self, leases, queue, rules, message, attempt: queue.slots.unsettled > 0
+    )
+
+    assert "was withdrawn" in model_finds()
+
+
+def test_a_deleted_group_whose_retries_go_on_is_found(monkeypatch):
+    apply = LeaseTable.apply
+
+    def forgetful(self: LeaseTable, event: events.AnyLeaseEvent, now: Moment) -> None:
+        apply(self, event, now)
+        if isinstance(event, events.Deleted):
+            group = self.group(event.group)
+            group.generation = group.void_before = group.retry_start = 0
+
+    monkeypatch.setattr(LeaseTable, "apply", forgetful)
+
+    assert model_finds()
+
+
+def test_a_key_that_is_overtaken_is_found(monkeypatch):
+    monkeypatch.setattr(KeyOrder, "is_blocked", lambda self, key: False)
+
+    assert model_finds()
+
+
+def test_an_acknowledgement_that_is_answered_before_its_sync_is_found(monkeypatch):
+    append = LeaseJournal.append
+
+    async def unsynced(
+        self: LeaseJournal, messages: Sequence[Message], told: Sequence[events.AnyLeaseEvent], durability: object, **how: bool
+    ) -> object:
+        return await append(self, messages, told, Durability.BUFFERED, **how)
+
+    monkeypatch.setattr(LeaseJournal, "append", unsynced)
+
+    assert model_finds()
+
+
+def test_a_snapshot_that_claims_more_than_it_holds_is_found(monkeypatch):
+    dump = GroupLeases.dump
+
+    def without_the_last_queue(self: GroupLeases) -> object:
+        queues, self.queues = self.queues, self.queues[:-1]
+        try:
+            return dump(self)
+        finally:
+            self.queues = queues
+
+    monkeypatch.setattr(GroupLeases, "dump", without_the_last_queue)
+
+    assert model_finds()
