@@ -14,7 +14,6 @@ from tests.support.http import answers, assert_problem, at_once, ok, request, un
 from tests.support.server import Server
 
 LONG_MS = 30_000
-WAITERS = 1_000
 _numbers = count(1)
 
 
@@ -367,6 +366,26 @@ def test_what_a_group_has_no_time_for_is_passed_over_counted_and_told_and_stays_
     assert group.offsets() == [5]
 
 
+def test_a_key_again_says_so_and_brings_nothing_back_though_its_message_was_acknowledged_or_purged(api, topic):
+    group = Group(api, topic, max_attempts=1)
+
+    def send(key: str) -> dict[str, Any]:
+        path, headers = f"/v1/topics/{topic}/messages", {"Idempotency-Key": key}
+        return ok(api.post(path, json={"payload": key}, headers=headers), 201)
+
+    first = {key: send(key) for key in ("done", "dead")}
+    done, dead = group.receive()
+    group.settle("ack", done)
+    group.settle("nack", dead)
+    assert api.delete(f"{group.path}/dead-letters").is_success
+
+    again = {key: send(key) for key in first}
+
+    assert {key: one["message_id"] for key, one in again.items()} == {key: one["message_id"] for key, one in first.items()}
+    assert [one["deduplicated"] for one in again.values()] == [True, True]
+    assert group.receive() == []
+
+
 def test_a_receipt_is_good_after_kill_9_and_an_attempt_can_be_repeated(own):
     server, api = own
     group = Group(api, "orders", lease_ms=60_000)
@@ -381,33 +400,6 @@ def test_a_receipt_is_good_after_kill_9_and_an_attempt_can_be_repeated(own):
     assert again[0]["lease_expires_at"] == received[0]["lease_expires_at"]
     group.settle("ack", *received)
     assert payloads(group.receive()) == ["b"]
-
-
-def test_a_thousand_long_polls_wait_for_a_thousand_messages_and_get_one_each(own):
-    server, api = own
-    group = Group(api, "orders")
-    body = b'{"max_messages":1,"wait_ms":30000}'
-    asked = request("POST", f"{group.path}/receive", "Content-Type: application/json", body=body, close=True)
-    waiting = []
-    for _ in range(WAITERS):
-        connection = socket.create_connection(("127.0.0.1", server.port), timeout=60)
-        connection.sendall(asked)
-        waiting.append(connection)
-    until(lambda: f"escrowmq_long_polls_open {WAITERS}.0" in api.get("/metrics").text, "all of them are parked", seconds=60)
-
-    group.send(*[str(number) for number in range(WAITERS)])
-
-    found = []
-    for connection in waiting:
-        raw = b""
-        while piece := connection.recv(65_536):
-            raw += piece
-        connection.close()
-        (answer,) = answers(raw)
-        assert answer.status == 200
-        assert answer.body.count(b'"message_id"') == 1
-        found.append(answer.body.partition(b'"payload":"')[2].partition(b'"')[0])
-    assert len(set(found)) == WAITERS
 
 
 def test_a_stop_answers_those_who_wait(own):

@@ -131,6 +131,19 @@ def pulled(api: httpx.Client, topic: str) -> list[dict[str, Any]]:
     return ok(api.get(f"/v1/topics/{topic}/queues/0/messages"))["messages"]
 
 
+def test_a_request_that_was_taken_and_acknowledged_without_a_reply_is_pending_and_then_timed_out(api, topic, group):
+    """Sent, taken and replied to are three things; nobody is told of one that it was another."""
+    request_id = asked(api, topic, timeout_ms=2_000)
+    (taken,) = receive(api, group)
+    assert taken["request_id"] == request_id
+    entries = [{"receipt_handle": taken["receipt_handle"]}]
+    ok(api.post(f"/v1/groups/{group}/ack", json={"entries": entries}))
+
+    states = [ok(api.get(f"/v1/requests/{request_id}", params={"wait_ms": wait_ms}))["state"] for wait_ms in (0, 10_000)]
+
+    assert states in (["pending", "timed_out"], ["timed_out", "timed_out"])
+
+
 def test_a_pulled_request_is_a_message_like_any_other(api, topic):
     asked(api, topic, message={"payload": "x", "key": "k", "properties": {"own": "1"}})
 
