@@ -1,11 +1,13 @@
 """Has every queue its offsets without gap or repeat, and do the consume queues say the same as the log?
 
-Of each queue the number of offsets and the smallest and largest must fit; the entries of its consume queue are compared by
-their number and a sum of hashes, and one by one where these differ. Which of two neighbours in a queue lies first in the log is
-not asked.
+Of each queue the number of offsets, their sum and that of their squares must be those of all from the first to the last. The
+entries of its consume queue are compared by their number and a sum of hashes, and one by one where these differ. Which of two
+neighbours in a queue lies first in the log is not asked.
 """
 
-from pyspark.sql import DataFrame, Window
+from collections.abc import Mapping
+
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from audit import consume_queue_source, log_files
@@ -16,34 +18,47 @@ from storage.message import TransactionBits
 
 _QUEUE = ["topic", "queue_id"]
 _ENTRY = ["log_offset", "record_bytes"]
+_PRIME = (1 << 31) - 1  # numbers are summed modulo it, so that no sum overflows
 
 
 def check(material: Material) -> Found:
     found = Found()
     counted = material.records.where(_has_offset())
+    offset = F.col("queue_offset") % _PRIME
     by_queue = counted.groupBy(*_QUEUE).agg(
         F.min("queue_offset").alias("first"),
         F.max("queue_offset").alias("last"),
         F.count(F.lit(1)).alias("records"),
-        F.countDistinct("queue_offset").alias("offsets"),
+        F.sum(offset).alias("sum"),
+        F.sum(offset * offset % _PRIME).alias("squares"),
     )
     queues = by_queue.orderBy(*_QUEUE).collect()
     found.numbers = {"queues": len(queues), "records": sum(row["records"] for row in queues)}
     begins = 0 if material.log.begin == 0 else None
-    suspicious = [
-        (row["topic"], row["queue_id"])
-        for row in queues
-        if row["records"] != row["offsets"] or row["offsets"] != row["last"] - (row["first"] if begins is None else begins) + 1
-    ]
+    suspicious = [(row["topic"], row["queue_id"]) for row in queues if not is_gapless(row.asDict(), begins)]
     _look_closer(material, counted, suspicious, found)
     _compare_with_consume_queues(material, counted, found)
     return found
 
 
-def _has_offset() -> F.Column:  # type: ignore[name-defined]
+def _has_offset() -> Column:
     """A broker numbers neither prepared nor rolled-back messages."""
     bits = F.col("sys_flag").bitwiseAND(records.TRANSACTION_MASK)
     return bits.isin(int(TransactionBits.NONE), int(TransactionBits.COMMIT))
+
+
+def is_gapless(row: Mapping[str, int], begins: int | None) -> bool:
+    """Are there as many offsets as from the first (or `begins`) to the last, with the same sum and the same sum of squares?"""
+    first, last = row["first"] if begins is None else begins, row["last"]
+    if row["records"] != last - first + 1:
+        return False
+    wanted = (first + last) * (last - first + 1) // 2, _squares(last) - _squares(first - 1)
+    return (wanted[0] % _PRIME, wanted[1] % _PRIME) == (row["sum"] % _PRIME, row["squares"] % _PRIME)
+
+
+def _squares(last: int) -> int:
+    """The sum of the squares up to this one."""
+    return last * (last + 1) * (2 * last + 1) // 6
 
 
 def _look_closer(material: Material, counted: DataFrame, queues: list[tuple[str, int]], found: Found) -> None:

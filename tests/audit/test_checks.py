@@ -11,6 +11,7 @@ from audit.checks.carry_out import Asked, add_to
 from audit.checks.kinds import CHECKS, KINDS
 from audit.checks.material import Found
 from audit.checks.policies import Policy
+from audit.checks.queues import is_gapless
 from audit.transaction_audit import Scope, carry_out
 from tests.audit.test_outcomes import BROKERS, OURS, unpacked
 from tests.support.builders import message
@@ -82,6 +83,24 @@ def test_of_a_damaged_append_the_record_that_is_whole_is_named(spark, tmp_path):
     assert found["integrity"].items[0]["log_offset"] == second.log_offset
     assert found["integrity"].numbers["lost_bytes"] == second.log_offset - log.borders[1]
     assert found["queues"].items[0]["missing"] == 1
+
+
+@pytest.mark.parametrize(
+    ("offsets", "begins", "is_right"),
+    [
+        (range(5), 0, True),
+        (range(3_000_000_000, 3_000_000_200), None, True),
+        (range(7, 9), None, True),
+        (range(7, 9), 0, False),
+        ([0, 1, 1, 4, 4], 0, False),  # as many as there are to be, and the right sum
+        ([0, 2, 3], 0, False),
+    ],
+)
+def test_a_queue_is_without_gap_and_repeat_by_its_sums(offsets, begins, is_right):
+    squares = sum(offset * offset for offset in offsets)
+    row = {"first": min(offsets), "last": max(offsets), "records": len(offsets), "sum": sum(offsets), "squares": squares}
+
+    assert is_gapless(row, begins) is is_right
 
 
 def test_what_a_check_finds_counts_unless_it_is_no_fault_and_is_listed_with_its_check():
