@@ -30,7 +30,7 @@ pytestmark = pytest.mark.faults
 FULL = os.environ.get("FAULTS") == "full"
 READ = 1_000 if FULL else 150  # stores whose records are compared, without Spark
 JUDGED = 500 if FULL else 20  # stores whose verdicts are
-CHECKED = 60 if FULL else 3
+CHECKED = 60 if FULL else 2
 SPOILED = 0.25
 
 
@@ -189,7 +189,12 @@ def test_spark_says_of_crashed_and_spoiled_stores_what_the_plain_checker_says(tm
 
 
 def test_where_a_crash_has_left_nothing_wrong_the_checks_find_nothing(tmp_path):
-    settings = {"spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1", "spark.sql.adaptive.enabled": "false"}
+    settings = {
+        "spark.driver.memory": "512m",
+        "spark.sql.shuffle.partitions": "1",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    }
     try:
         with session("local[2]", log=tmp_path / "spark.log", settings=settings) as spark:
             for seed in range(CHECKED):
