@@ -182,14 +182,14 @@ class Delivery:
                     if not isinstance(message, StoredMessage):
                         raise message
                     schedule_id = scheduled_message.schedule_id_of(message)
-                    ready.append(_Ready(entry, schedule_id, await self._unwrap(message)))
+                    ready.append(_Ready(entry, schedule_id, await self._unwrap(entry.place, message)))
                 except (RejectedError, CorruptRecord) as error:
                     await self._set_aside(entry, schedule_id, error, left)
         return ready
 
-    async def _unwrap(self, message: StoredMessage) -> Message | None:
+    async def _unwrap(self, place: int, message: StoredMessage) -> Message | None:
         unwrapped = scheduled_message.unwrap(message)
-        return None if await self._log.was_delivered_by_broker(message) else unwrapped
+        return None if await self._log.was_delivered_by_broker(place, message) else unwrapped
 
 
 def _by_size(ready: Sequence[_Ready]) -> Iterator[Sequence[_Ready]]:

@@ -9,15 +9,16 @@ from collections.abc import Iterable
 
 import msgspec
 
-from scheduler.scheduled_message import message_at
+from scheduler.scheduled_message import OFFSET_BITS, place_of
 from storage.message import QueueId
 
+_OFFSET = (1 << OFFSET_BITS) - 1
 _PIECE = 1_024  # messages
 _PIECE_BYTES = _PIECE // 8
 _WHOLE = (1 << _PIECE) - 1
 
-# Topic, queue, first piece, the bits of each piece: none where all of it is done.
-_Kept = list[tuple[str, int, int, list[tuple[int, bytes]]]]
+# Queue, as in a place; first piece; the bits of each piece: none where all of it is done.
+_Kept = list[tuple[int, int, list[tuple[int, bytes]]]]
 _decoder = msgspec.msgpack.Decoder(_Kept)
 
 
@@ -63,25 +64,23 @@ class Progress:
     """The event loop's."""
 
     def __init__(self) -> None:
-        self._queues: dict[QueueId, _Done] = {}
+        self._queues: dict[int, _Done] = {}  # by what stands above the offset in a place
 
     def is_done(self, place: int) -> bool:
-        queue, queue_offset = message_at(place)
-        done = self._queues.get(queue)
-        return done is not None and queue_offset in done
+        done = self._queues.get(place >> OFFSET_BITS)
+        return done is not None and place & _OFFSET in done
 
     def note_done(self, places: Iterable[int]) -> None:
         for place in places:
-            queue, queue_offset = message_at(place)
-            self._of(queue).add(queue_offset)
+            self._of(place >> OFFSET_BITS).add(place & _OFFSET)
 
     def note_done_before(self, queue: QueueId, queue_offset: int) -> None:
         """All before it is done, or there no more."""
-        self._of(queue).add_before(queue_offset)
+        self._of(place_of(queue, 0) >> OFFSET_BITS).add_before(queue_offset)
 
     def done_before(self, queue: QueueId) -> int:
         """The first one that is not done."""
-        return self._of(queue).end
+        return self._of(place_of(queue, 0) >> OFFSET_BITS).end
 
     def dump(self) -> bytes:
         kept: _Kept = []
@@ -89,14 +88,17 @@ class Progress:
             pieces = [
                 (piece, b"" if bits == _WHOLE else bits.to_bytes(_PIECE_BYTES, "big")) for piece, bits in done.pieces.items()
             ]
-            kept.append((queue.topic, queue.number, done.first, pieces))
+            kept.append((queue, done.first, pieces))
         return msgspec.msgpack.encode(kept)
 
     def restore(self, data: bytes) -> None:
         """Raises msgspec.DecodeError; nothing is changed then."""
-        for topic, number, first, pieces in _decoder.decode(data):
+        for queue, first, pieces in _decoder.decode(data):
             bits = {piece: int.from_bytes(raw, "big") if raw else _WHOLE for piece, raw in pieces}
-            self._queues[QueueId(topic, number)] = _Done(first, bits)
+            self._queues[queue] = _Done(first, bits)
 
-    def _of(self, queue: QueueId) -> _Done:
-        return self._queues.setdefault(queue, _Done())
+    def _of(self, queue: int) -> _Done:
+        found = self._queues.get(queue)
+        if found is None:
+            found = self._queues[queue] = _Done()
+        return found

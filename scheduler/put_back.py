@@ -68,7 +68,7 @@ class PutBack:
                 copies = [
                     scheduled_message.put_back(message, one.due_ms, _so_far(one))
                     for one, message in waiting
-                    if not await self._log.was_delivered_by_broker(message)
+                    if not await self._log.was_delivered_by_broker(one.entry.place, message)
                 ]
                 mark = marks.PutBack(tuple(one.entry for one, _ in waiting))
                 await self._log.append(copies, mark, Durability.SYNCED)

@@ -120,12 +120,12 @@ class ScheduleLog:
         if self._positions[MARK_QUEUE] <= place.queue_offset:
             await self.follow()
 
-    async def was_delivered_by_broker(self, message: StoredMessage) -> bool:
+    async def was_delivered_by_broker(self, place: int, message: StoredMessage) -> bool:
         """Of what is still due. A broker marks nothing when it delivers.
 
         It says how far it has come; and what lies in the real topic since it was put off, it has delivered.
         """
-        if self._progress.is_done(scheduled_message.place_of(message.queue, message.queue_offset)):
+        if self._progress.is_done(place):
             return True
         if not scheduled_message.is_brokers(message) or not isinstance(self._store, KeyLookup):
             return False

@@ -25,7 +25,7 @@ TIMER_QUEUE = QueueId(names.TIMER_TOPIC, 0)
 LEVEL_COUNT = len(DELAYS_MS)
 LAST_DUE_MS = 253_402_300_799_999  # the end of the year 9999, the last one that a time of the API can say
 _PRECISION_MS = 1_000  # of RocketMQ's timer wheel
-_OFFSET_BITS = 44  # of a place; above them stands which queue
+OFFSET_BITS = 44  # of a place; above them stands which queue
 _BY_PLACE = re.compile("sch_([LT])([0-9]{1,5})-([0-9]{1,13})")
 _AGAIN = "again"  # for the id of the schedule
 _LEVELS = {delay_ms: level for level, delay_ms in enumerate(DELAYS_MS, 1)}
@@ -191,13 +191,13 @@ def so_far_of(message: Message) -> SoFar:
 
 def place_of(queue: QueueId, queue_offset: int) -> int:
     """A message of a delay topic as one number."""
-    return (2 * queue.number + (queue.topic == SCHEDULE_TOPIC)) << _OFFSET_BITS | queue_offset
+    return (2 * queue.number + (queue.topic == SCHEDULE_TOPIC)) << OFFSET_BITS | queue_offset
 
 
 def message_at(place: int) -> tuple[QueueId, int]:
     """Where it lies."""
-    number, is_level = divmod(place >> _OFFSET_BITS, 2)
-    return QueueId(SCHEDULE_TOPIC if is_level else names.TIMER_TOPIC, number), place & ((1 << _OFFSET_BITS) - 1)
+    number, is_level = divmod(place >> OFFSET_BITS, 2)
+    return QueueId(SCHEDULE_TOPIC if is_level else names.TIMER_TOPIC, number), place & ((1 << OFFSET_BITS) - 1)
 
 
 def label_of(topic: str) -> int:

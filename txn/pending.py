@@ -87,7 +87,8 @@ class TransactionTable:
             return
         self._all[transaction_id] = transaction
         self._share(transaction)
-        self._any.add(transaction.sequence, transaction_id)
+        sequence = transaction.sequence
+        self._any.add(sequence, transaction_id)
         key = transaction.idempotency_key
         if key is not None:
             before = self.by_idempotency_key(key)
@@ -96,14 +97,14 @@ class TransactionTable:
         if transaction.state.is_decided:
             self._keep_decided(transaction_id)
             return
-        self._open.add(transaction.sequence, transaction_id)
+        self._open.add(sequence, transaction_id)
         self.open_bytes += transaction.owed_bytes
         if self._has_all_halves:
             self._know_halves(transaction)
         if transaction.state is TxnState.HELD:
             self.held_count += 1
         else:
-            self.look_again(transaction, transaction.next_check_at_ms)
+            self._look_at(transaction, sequence, transaction.next_check_at_ms)
 
     def add_copy(self, transaction: Transaction, half_offset: int) -> bool:
         """A half of a known transaction. False where it is one of its own; else a broker has written it again."""
@@ -208,9 +209,7 @@ class TransactionTable:
 
     def look_again(self, transaction: Transaction, at_ms: int) -> None:
         """Its plan is to be made anew then, and not at the time that was said before."""
-        transaction.look_at_ms = at_ms
-        self._due.add(at_ms, transaction.sequence)
-        self._drop_stale()
+        self._look_at(transaction, transaction.sequence, at_ms)
 
     def take_due(self, now_ms: int) -> Iterator[Transaction]:
         """Undecided, not held transactions whose plan is to be made anew; each comes once for each `look_again`."""
@@ -220,6 +219,11 @@ class TransactionTable:
     def next_due_ms(self) -> int | None:
         """No plan is to be made anew before."""
         return self._due.next_ms()
+
+    def _look_at(self, transaction: Transaction, sequence: int, at_ms: int) -> None:
+        transaction.look_at_ms = at_ms
+        self._due.add(at_ms, sequence)
+        self._drop_stale()
 
     def _look_at_ms(self, sequence: int) -> int | None:
         transaction_id = self._open.get(sequence)

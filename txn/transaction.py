@@ -36,7 +36,7 @@ Messages: TypeAlias = tuple[TxnMessage, ...]
 _unpack = msgspec.msgpack.Decoder(tuple[_Packed, ...]).decode
 
 
-class Transaction(msgspec.Struct, gc=False):
+class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
     """What the service knows about one transaction. Times are wall milliseconds.
 
     Nothing in one refers back to it, and nothing in it is for the collector to walk. Its messages, which are seldom looked at,
@@ -73,6 +73,8 @@ class Transaction(msgspec.Struct, gc=False):
         if not isinstance(self.packed, bytes):
             self.set_messages(self.packed)
         self.first_check_at_ms = self.first_check_at_ms or self.prepared_at_ms + self.policy.first_after_ms
+        if self.next_check_at_ms == self.first_check_at_ms:
+            self.next_check_at_ms = self.first_check_at_ms  # one number for both, also where it comes out of a snapshot
 
     @property
     def messages(self) -> Messages:
