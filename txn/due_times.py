@@ -67,7 +67,7 @@ class DueTimes:
             bucket = self._to_clean.pop()
             numbers = self._far.get(bucket)
             if numbers is not None:
-                looked_at += len(numbers)
+                looked_at += len(numbers) + 1  # it may be empty, and all of them may be
                 kept = array("q", [number for _, number in self._counting(bucket, numbers)])
                 self._count -= len(numbers) - len(kept)
                 self._far[bucket] = kept

@@ -71,6 +71,19 @@ def test_what_counts_no_more_is_dropped_piece_by_piece():
     assert sorted(due.take(10_000_000)) == [*range(10)]
 
 
+def test_dropping_ends_where_nothing_is_left():
+    look_at = {7: 60_000}
+    due = DueTimes(look_at.get)
+    due.add(60_000, 7)
+    del look_at[7]
+
+    for _ in range(3):
+        due.drop_some()
+
+    assert len(due) == 0
+    assert list(due.take(100_000)) == []
+
+
 def test_one_that_is_added_a_thousand_times_for_one_moment_comes_once():
     look_at = {7: 60_000}
     due = DueTimes(look_at.get)
