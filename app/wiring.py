@@ -249,6 +249,7 @@ class Wiring:
             settings.audit,
             program=settings.audit.program or _own_program(),
             data_dir=settings.data_dir.resolve(),
+            has_plots=find_spec("matplotlib") is not None,
         )
         await reports.open()
         stack.push_async_callback(reports.stop)

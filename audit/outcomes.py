@@ -53,7 +53,8 @@ class Bounds(NamedTuple):
 def by_transaction(rows: DataFrame, bounds: Bounds, *, is_timed: bool = False) -> DataFrame:
     """One row for each transaction, with its `facts` (bits of `Fact`); a few without an id for all that belongs to none.
 
-    `stretch` is the role of what is no record. `half_number` comes where the log's beginning is cut off, `begun_ms` if asked.
+    `stretch` is the role of what is no record. `half_number` comes where the log's beginning is cut off, `begun_ms` and
+    `decided_ms` if asked.
     """
     numbers, kept = _numbers(), _KEPT
     if bounds.log_begin:
@@ -61,7 +62,8 @@ def by_transaction(rows: DataFrame, bounds: Bounds, *, is_timed: bool = False) -
         kept += ("half_number",)
     if is_timed:
         numbers |= {"begun_ms": F.coalesce(_least(Role.HALF, "stored_ms"), F.min("stored_ms"))}
-        kept += ("begun_ms",)
+        numbers |= {"decided_ms": _least(_OPS, "stored_ms")}
+        kept += ("begun_ms", "decided_ms")
     stretch = F.col("role").bitwiseAND(int(Role.DAMAGED | Role.FILLER)).alias("stretch")
     found = rows.groupBy("transaction_id", stretch).agg(*[made.alias(name) for name, made in numbers.items()])
     counted = found.select("*", *[made.alias(name) for name, made in _counts().items()])

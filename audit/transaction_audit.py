@@ -13,7 +13,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from audit import columns, decode, digest, extent, look_up, outcomes
+from audit import columns, decode, details, digest, extent, look_up, outcomes
 from audit.checks import carry_out as checks
 from audit.checks.carry_out import Asked, add_to
 from audit.checks.kinds import FAULTY_KINDS
@@ -66,15 +66,18 @@ def carry_out(
     counted: Callable[[str], bool] = {*FAIL_ON, *FAULTY_KINDS}.__contains__,
     split_bytes: int = extent.SPLIT_BYTES,
     asked: Asked | None = None,
+    rows: details.Wanted | None = None,
 ) -> Outcome:
     """The audit of the log that lies there, as it was `found`; with the checks that are asked for.
+
+    With `rows` each transaction is written there, too.
 
     A service may drop segments meanwhile. Where that is why the audit fails, it begins once more with those that are left.
     Raises NoSuchGroup.
     """
     for beginning in range(1, _BEGINNINGS + 1):
         try:
-            outcome = TransactionAudit(spark, found, scope, split_bytes=split_bytes).run(counted=counted)
+            outcome = TransactionAudit(spark, found, scope, split_bytes=split_bytes, rows=rows).run(counted=counted)
             if asked is not None and asked.names:
                 add_to(outcome.report, checks.carry_out(spark, found, asked, split_bytes=split_bytes), counted=counted)
             return outcome
@@ -89,7 +92,16 @@ def carry_out(
 class TransactionAudit:
     """One audit of one log."""
 
-    def __init__(self, spark: SparkSession, log: Log, scope: Scope, *, split_bytes: int = extent.SPLIT_BYTES) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        log: Log,
+        scope: Scope,
+        *,
+        split_bytes: int = extent.SPLIT_BYTES,
+        rows: details.Wanted | None = None,
+    ) -> None:
+        self._rows = rows
         self._spark = spark
         self._log = log
         self._scope = scope
@@ -115,6 +127,8 @@ class TransactionAudit:
             some = any(sums.counts[name] for name in wanted)
             found = self._findings(transactions, sums, wanted, listed, listed_records) if some else []
             report = self._report(sums, found, wanted)
+            if self._rows is not None:
+                report["over_time"] = self._write_rows(transactions, sums, report, self._rows)
         finally:
             self.release()
         return Outcome(report=report, counts=sums.counts, is_balanced=report["balanced"])
@@ -155,7 +169,7 @@ class TransactionAudit:
 
     @property
     def _is_timed(self) -> bool:
-        return self._scope.begun_from is not None or self._scope.begun_to is not None
+        return self._scope.begun_from is not None or self._scope.begun_to is not None or self._rows is not None
 
     def _read(self, names: Sequence[str]) -> DataFrame:
         reader = self._spark.read.format(NAME).option("log", encode_log(self._log)).schema(columns.schema_text(names))
@@ -274,6 +288,17 @@ class TransactionAudit:
             )
             for row in damaged.collect()
         ]
+
+    def _write_rows(
+        self, transactions: DataFrame, sums: Sums, report: dict[str, Any], wanted: details.Wanted
+    ) -> dict[str, Any]:
+        """How it went over time, from the rows that are written."""
+        asked = transactions.where(self._place() == int(Place.ASKED))
+        names = [group["producer_group"] for group in report["producer_groups"] if "producer_group" in group]
+        groups = {decode.hash_of(name): name for name in names}
+        details.write(asked, wanted, facts=[int(one) for one in sums.facts], groups=groups)
+        details.write_manifest(wanted, report)
+        return details.over_time(self._spark, wanted, self._read(("stored_ms", "record_bytes")))
 
     # ----------------------------------------------------------------------------------------------------- the report
 

@@ -36,6 +36,27 @@ class Exit(IntEnum):
     NOT_BALANCED = 4
 
 
+@app.command()
+def show(
+    file: Annotated[Path, typer.Argument(help="A report, as `audit run --json` or the service has written it.", exists=True)],
+    html: Annotated[Path | None, typer.Option(help="Write it as a page to this file instead.")] = None,
+) -> None:
+    """Show a report that was kept. It needs no Spark."""
+    _check_file(html, "--html")
+    try:
+        report = json.loads(file.read_bytes())
+        if not isinstance(report, dict) or report.get("state") != "done":
+            raise typer.BadParameter(f"{file} holds no report that is done", param_hint="FILE")
+        if html is not None:
+            _write_page(html, report)
+        else:
+            from audit import summary
+
+            summary.show(Console(soft_wrap=True), report, exit_status=report.get("run", {}).get("exit_status", 0))
+    except (ValueError, KeyError, TypeError) as error:
+        raise typer.BadParameter(f"{file} is no report: {type(error).__name__}: {error}", param_hint="FILE") from None
+
+
 class ProgressAs(StrEnum):
     TEXT = "text"
     JSON = "json"
@@ -52,6 +73,13 @@ def run(
         str, typer.Option(help="The store's folder (it holds commitlog/) or a folder of segments; a path or a URI.")
     ],
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the report as a page to this file: plots and tables, nothing from outside.")
+    ] = None,
+    parquet: Annotated[
+        str | None, typer.Option(help="Write a row for each transaction below this folder, a path or a URI.")
+    ] = None,
+    parquet_files: Annotated[int | None, typer.Option(help="Into so many files.", min=1)] = None,
     fail_on: Annotated[
         str, typer.Option(help="What counts as a finding: names with commas between, `none`, or `faults`.")
     ] = "faults",
@@ -99,36 +127,40 @@ def run(
     named, policies = _names_of_checks(checks), _policies(what_if)
     if begun_from is not None and begun_to is not None and begun_from > begun_to:
         raise typer.BadParameter("it is later than --to", param_hint="--from")
-    if json_file is not None and (json_file.is_dir() or not json_file.parent.is_dir()):
-        raise typer.BadParameter(
-            f"{json_file} cannot be a file: {json_file.parent} is no folder, or it is one", param_hint="--json"
-        )
+    for file, option in ((json_file, "--json"), (html, "--html")):
+        _check_file(file, option)
+    report_id = report_id or f"rpt_{begun_at:%Y%m%dT%H%M%S%f}"
+    if html is not None and find_spec("matplotlib") is None:
+        _say("A page with plots needs matplotlib: pip install -r requirements-audit.lock")
+        raise typer.Exit(Exit.NOT_CARRIED_OUT)
     keeps_log = spark_log is not None
     spark_log = spark_log or Path(tempfile.gettempdir()) / f"escrowmq-audit-{os.getpid()}.log"
     from audit.errors import NoSuchGroup
 
     try:
-        outcome = _carry_out(
-            _Asked(
-                log,
-                _utc(begun_from),
-                _utc(begun_to),
-                producer_group,
-                master,
-                split_mb,
-                driver_memory,
-                spark_log,
-                None if quiet else progress,
-                named,
-                policies,
-            ),
-            is_finding,
+        asked = _Asked(
+            log,
+            _utc(begun_from),
+            _utc(begun_to),
+            producer_group,
+            master,
+            split_mb,
+            driver_memory,
+            spark_log,
+            None if quiet else progress,
+            _Rows(parquet, parquet_files, report_id) if parquet is not None or html is not None else None,
+            named,
+            policies,
         )
+        outcome = _carry_out(asked, is_finding)
         status = Exit.NOT_BALANCED
         if outcome.is_balanced:
             status = Exit.FINDINGS if outcome.report["findings"]["total"] else Exit.CLEAN
-        if json_file is not None:
-            write_report(json_file, {**outcome.report, "run": run_part(report_id, log, master, begun_at, status)})
+        report = {**outcome.report, "run": run_part(report_id, log, master, begun_at, status)}
+        if html is not None:
+            _write_page(html, report)
+        if json_file is not None:  # the last one: where it is there, the others are
+            write_report(json_file, report)
         if not quiet and progress is ProgressAs.TEXT:
             from audit import summary
 
@@ -145,6 +177,14 @@ def run(
     raise typer.Exit(status)
 
 
+class _Rows(NamedTuple):
+    """Where a row for each transaction goes: nowhere that stays, where only a page is wanted."""
+
+    uri: str | None
+    files: int | None
+    run_id: str
+
+
 class _Asked(NamedTuple):
     log: str
     begun_from: datetime | None
@@ -155,6 +195,7 @@ class _Asked(NamedTuple):
     driver_memory: str
     spark_log: Path
     progress: ProgressAs | None
+    rows: _Rows | None
     checks: tuple[str, ...]
     policies: tuple[Policy, ...]
 
@@ -166,6 +207,7 @@ def _carry_out(asked: _Asked, is_finding: Callable[[str], bool]) -> Any:
 
     from audit import progress
     from audit.checks.carry_out import Asked
+    from audit.details import Wanted
     from audit.session import session
     from audit.transaction_audit import Scope, carry_out
 
@@ -177,7 +219,10 @@ def _carry_out(asked: _Asked, is_finding: Callable[[str], bool]) -> Any:
             shown = progress.shown(spark, what, console=Console(stderr=True, soft_wrap=True))
         elif asked.progress is ProgressAs.JSON:
             shown = progress.told(spark, sys.stdout)
-        with shown:
+        with shown, tempfile.TemporaryDirectory(prefix="escrowmq-audit-rows-") as scratch:
+            wanted = None
+            if asked.rows is not None:
+                wanted = Wanted(uri=asked.rows.uri or scratch, run_id=asked.rows.run_id, files=asked.rows.files)
             return carry_out(
                 spark,
                 asked.log,
@@ -186,6 +231,7 @@ def _carry_out(asked: _Asked, is_finding: Callable[[str], bool]) -> Any:
                 counted=is_finding,
                 split_bytes=asked.split_mb << 20,
                 asked=Asked(asked.checks, asked.policies),
+                rows=wanted,
             )
 
 
@@ -236,10 +282,25 @@ def run_part(report_id: str | None, log: str, master: str | None, begun_at: date
     }
 
 
+def _check_file(file: Path | None, option: str) -> None:
+    if file is not None and (file.is_dir() or not file.parent.is_dir()):
+        raise typer.BadParameter(f"{file} cannot be a file: {file.parent} is no folder, or it is one", param_hint=option)
+
+
+def _write_page(path: Path, report: dict[str, Any]) -> None:
+    from audit import page
+
+    _write(path, page.render(report))
+
+
 def write_report(path: Path, report: dict[str, Any]) -> None:
+    _write(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
     """All of it or nothing."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    scratch.write_text(text, encoding="utf-8")
     scratch.replace(path)
 
 

@@ -1,6 +1,6 @@
 """What goes in and out: reports of audits, findings, the proof of one transaction, segments."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -67,6 +67,7 @@ class AuditFinding(msgspec.Struct, kw_only=True):
     log_offset: Offset | UnsetType = UNSET
     bytes: Count | UnsetType = UNSET
     reason: str | UnsetType = UNSET
+    check: Annotated[str, Meta(description="The further check that has found it.")] | UnsetType = UNSET
 
 
 class AuditFindings(msgspec.Struct, kw_only=True):
@@ -118,6 +119,32 @@ class AuditRun(msgspec.Struct, kw_only=True):
     python: str | UnsetType = UNSET
 
 
+class OutcomesAt(msgspec.Struct, kw_only=True):
+    """What became of the transactions that were begun in one interval."""
+
+    at_ms: int
+    verdicts: dict[str, int]
+
+
+class UndecidedOfGroup(msgspec.Struct, kw_only=True):
+    """How many transactions of a group nobody has decided, and how many of them are older than each of these."""
+
+    producer_group: str
+    n: Count
+    older_than_ms: dict[str, int]
+
+
+class AuditOverTime(msgspec.Struct, kw_only=True):
+    """What the plots of the page show."""
+
+    interval_ms: int
+    outcomes: list[OutcomesAt]
+    decision_ms: Annotated[list[list[int]], Meta(description="Pairs: up to so many milliseconds, transactions.")]
+    undecided: list[UndecidedOfGroup]
+    log_interval_ms: int
+    growth: Annotated[list[list[int]], Meta(description="Triples: stored at, in wall milliseconds; records; bytes.")]
+
+
 class AuditReport(msgspec.Struct, kw_only=True):
     """A report. Done, it holds all that `escrowmq audit run --json` writes."""
 
@@ -147,6 +174,8 @@ class AuditReport(msgspec.Struct, kw_only=True):
     log: AuditedLog | UnsetType = UNSET
     segments: AuditedSegments | UnsetType = UNSET
     engine: str | UnsetType = UNSET
+    checks: Annotated[dict[str, Any], Meta(description="What further checks have counted, by their names.")] | UnsetType = UNSET
+    over_time: AuditOverTime | UnsetType = UNSET
     run: AuditRun | UnsetType = UNSET
 
 

@@ -25,7 +25,8 @@ from storage.errors import Backpressure, IdempotencyKeyReused, NotSupportedByEng
 FOLDER = "audit"
 REPORT = "report.json"
 HTML = "report.html"
-PARQUET = "transactions.parquet"
+_ROWS = "rows"
+PARQUET = f"{_ROWS}/*/*.parquet"  # one file, below a folder that is named after the run
 _ERRORS = "standard-error.log"
 _SPARK_LOG = "spark.log"
 _MADE = (0, 1, 4)  # exit statuses with which there is a report: clean, findings, does not balance
@@ -53,9 +54,17 @@ class AuditReports:
     """The event loop's. `open` first, `stop` at the end."""
 
     def __init__(
-        self, rows: AuditReportRows, clock: Clock, options: AuditOptions, *, program: Sequence[str], data_dir: Path
+        self,
+        rows: AuditReportRows,
+        clock: Clock,
+        options: AuditOptions,
+        *,
+        program: Sequence[str],
+        data_dir: Path,
+        has_plots: bool = True,
     ) -> None:
-        """`program`: what makes reports; empty where there is none."""
+        """`program`: what makes reports; empty where there is none. `has_plots`: it can make a page of one, too."""
+        self._has_plots = has_plots
         self._rows = rows
         self._clock = clock
         self._options = options
@@ -97,13 +106,13 @@ class AuditReports:
             raise Refusal("report_expired", f"report {report_id} was dropped at {codec.rfc3339(report.dropped_at_ms)}")
         return report
 
-    def file(self, report: AuditReport, name: str) -> Path:
+    def file(self, report: AuditReport, pattern: str) -> Path:
         """Raises Refusal report_not_found: the report has no such file, or not yet."""
-        path = self._folder(report) / name
-        if report.state != DONE or not path.is_file():
-            what = f"is {report.state}" if report.state != DONE else f"has no {name}"
+        found = next(self._folder(report).glob(pattern), None)
+        if report.state != DONE or found is None:
+            what = f"is {report.state}" if report.state != DONE else "has no such file"
             raise Refusal("report_not_found", f"report {report.report_id} {what}", context={"state": report.state})
-        return path
+        return found
 
     def progress(self, report: AuditReport) -> Progress | None:
         return self._progress if report.state == RUNNING else None
@@ -192,6 +201,9 @@ class AuditReports:
         folder = f"{FOLDER}/{report.report_id}"
         command = [*self._program, "audit", "run", "--checks", "none", "--log", "store", "--json", f"{folder}/{REPORT}"]
         command += ["--spark-log", f"{folder}/{_SPARK_LOG}", "--report-id", report.report_id]
+        command += ["--parquet", f"{folder}/{_ROWS}", "--parquet-files", "1"]
+        if self._has_plots:
+            command += ["--html", f"{folder}/{HTML}"]
         command += ["--driver-memory", self._options.driver_memory, "--progress", "json", "--end-with-stdin"]
         if report.begun_from_ms is not None:
             command += ["--from", codec.rfc3339(report.begun_from_ms)]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from audit.java import fits, parse_version
+from tests.audit.test_page import report as kept_report
 from tests.support.builders import message
 from tests.support.logs import broker_record
 from tests.support.planted import FLAGGED, plant
@@ -132,10 +133,26 @@ def test_a_run_whose_starter_is_gone_ends(tmp_path):
         ("--log", ".", "--from", "2026-01-02", "--to", "2026-01-01"),
         ("--log", ".", "--json", "nowhere/report.json"),
         ("--log", ".", "--json", "."),
+        ("--log", ".", "--html", "nowhere/report.html"),
+        ("--log", ".", "--parquet", "rows", "--parquet-files", "0"),
     ],
 )
 def test_wrong_usage_ends_with_2(tmp_path, options):
     assert audit(*options, cwd=tmp_path).returncode == 2
+
+
+def test_a_report_that_was_kept_is_shown_and_made_a_page_without_spark(tmp_path):
+    (tmp_path / "report.json").write_text(json.dumps(kept_report()), "utf-8")
+    (tmp_path / "other.json").write_text("[]", "utf-8")
+
+    def show(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [ESCROWMQ, "audit", "show", *options]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+
+    assert "1,203 transactions" in show("report.json").stdout
+    assert show("report.json", "--html", "report.html").returncode == 0
+    assert "<svg" in (tmp_path / "report.html").read_text("utf-8")
+    assert (show("other.json").returncode, show("nothing.json").returncode) == (2, 2)
 
 
 @pytest.mark.parametrize(

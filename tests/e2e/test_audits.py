@@ -69,7 +69,7 @@ def test_a_report_is_downloaded_as_what_it_has(api):
     report = report_of(api)
     path = f"/v1/audit/reports/{report['report_id']}/download"
 
-    for form in ("json", "csv"):
+    for form in ("json", "csv", "html", "parquet"):
         answer = api.get(path, params={"format": form})
         assert answer.status_code == 200
         assert f'{report["report_id"]}.{form}"' in answer.headers["content-disposition"]
@@ -79,7 +79,10 @@ def test_a_report_is_downloaded_as_what_it_has(api):
     assert lines[1] == "final_missing,txn_1,shop,wrong_half,0,,,half@0"
     assert lines[2] == "damaged,,,,600,8,its checksum is wrong,"
     assert lines[3].startswith("final_missing,'=cmd()"), "no spreadsheet takes it for a formula"
-    missing = assert_problem(api.get(path, params={"format": "parquet"}), 404, "report_not_found")
+    assert api.get(path, params={"format": "html"}).text == "<html>plots</html>"
+    assert api.get(path, params={"format": "parquet"}).content == b"PAR1PAR1"
+    without = f"/v1/audit/reports/{report_of(api, producer_group='shop')['report_id']}/download"
+    missing = assert_problem(api.get(without, params={"format": "parquet"}), 404, "report_not_found")
     assert missing["context"] == {"state": "done"}
     assert_problem(api.get(path, params={"format": "pdf"}), 422, "validation_failed", "/query/format")
 
@@ -232,6 +235,8 @@ def test_spark_itself_makes_the_report_of_a_running_service(tmp_path):
         proofs = [ok(api.get(f"/v1/audit/transactions/{name}"))["verdict"] for name in ("one", "two", "three")]
         assert sorted(name for name, count in report["verdicts"].items() if count) == sorted(proofs)
         assert report["run"]["log"] == "store"
+        assert api.get(f"{path}/download", params={"format": "parquet"}).content[:4] == b"PAR1"
+        assert "<svg" in api.get(f"{path}/download", params={"format": "html"}).text
 
 
 MESSAGE = {"topic": "orders", "message": {"payload": "x"}}
