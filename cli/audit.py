@@ -57,6 +57,34 @@ def show(
         raise typer.BadParameter(f"{file} is no report: {type(error).__name__}: {error}", param_hint="FILE") from None
 
 
+@app.command()
+def archive(
+    log: Annotated[str, typer.Option(help="The store's folder, or a folder of segments; a path or a URI.")],
+    to: Annotated[str, typer.Option(help="Where the sealed segments go: a path or a URI, as s3://bucket/folder.")],
+) -> None:
+    """Copy sealed segments to where they stay, each with its manifest. What is there already is passed over.
+
+    Exit status: 0 everything that is sealed is there; 3 it could not be carried out.
+    """
+    if find_spec("pyspark") is None or find_spec("pyarrow") is None:
+        _say("The archive needs pyarrow: pip install -r requirements-audit.lock")
+        raise typer.Exit(Exit.NOT_CARRIED_OUT)
+    from audit import archive as archiving
+    from audit import extent
+
+    def tell(manifest: dict[str, Any]) -> None:
+        _say(
+            f"{manifest['segment']}: {manifest['records']:,} records, {manifest['bytes']:,} bytes, crc32c {manifest['crc32c']}"
+        )
+
+    try:
+        made = archiving.archive(extent.find_log(log), to, on_copied=tell)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: it could not be carried out
+        _say(f"The archive could not be made: {_in_short(error)}")
+        raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
+    _say(f"{len(made):,} segments copied")
+
+
 class ProgressAs(StrEnum):
     TEXT = "text"
     JSON = "json"

@@ -1,0 +1,101 @@
+"""Sealed segments copied to where they stay: a folder or an object store that pyarrow knows.
+
+    TARGET/00000000000000000000         the segment, byte for byte
+    TARGET/00000000000000000000.json    its manifest: where it begins, bytes, crc32c, records, first and last time
+
+A segment gets its name when it has been read back and its checksum agrees, its manifest after that: what has a manifest is
+whole. The folder can be audited as it is.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from crc32c import crc32c
+from pyarrow import fs
+
+from audit import columns, extent
+from audit.commit_log_source import rows
+from audit.extent import Log
+from audit.log_files import LogReader, Segment, filesystem_of
+from storage.formats import names
+
+_BLOCK_BYTES = 16 << 20
+_COUNTED = ("kind", "stored_ms")
+
+
+class NotCopied(Exception):
+    """What was read back is not what was written."""
+
+
+def sealed_segments(log: Log) -> list[Segment]:
+    """Those that never change again: all of it is on disk, and another one follows."""
+    return [one for one in log.folder.segments[:-1] if one.end_offset <= log.limit]
+
+
+def archive(log: Log, target: str, *, on_copied: Callable[[dict[str, Any]], None] = lambda _: None) -> list[dict[str, Any]]:
+    """Copy each sealed segment that has no manifest there yet; the manifests of those that were copied.
+
+    Raises NotCopied, OSError. What was copied before stays.
+    """
+    filesystem, folder = filesystem_of(target)
+    filesystem.create_dir(folder, recursive=True)
+    made = []
+    for segment in sealed_segments(log):
+        name = names.file_name(segment.base_offset)
+        if filesystem.get_file_info(f"{folder}/{name}.json").type is fs.FileType.File:
+            continue
+        manifest = {"segment": name, "begin": segment.base_offset, "bytes": segment.size, **_about(log, segment)}
+        manifest["crc32c"] = f"{_copy(log, segment, filesystem, f'{folder}/{name}'):08x}"
+        with filesystem.open_output_stream(f"{folder}/{name}.json") as stream:
+            stream.write((json.dumps(manifest, indent=2) + "\n").encode("utf-8"))
+        made.append(manifest)
+        on_copied(manifest)
+    return made
+
+
+def _copy(log: Log, segment: Segment, filesystem: fs.FileSystem, path: str) -> int:
+    """The crc32c of all its bytes."""
+    reader = LogReader(log.uri)
+    written = 0
+    try:
+        with filesystem.open_output_stream(f"{path}.part") as stream:
+            for block in _blocks(partial(reader.read, segment), segment.base_offset, segment.end_offset):
+                written = crc32c(block, written)
+                stream.write(block)
+    finally:
+        reader.close()
+    read_back = 0
+    with filesystem.open_input_file(f"{path}.part") as file:
+        for block in _blocks(lambda offset, length: bytes(file.read_at(length, offset)), 0, segment.size):
+            read_back = crc32c(block, read_back)
+    if read_back != written:
+        raise NotCopied(f"{path}: crc32c is {read_back:08x} when read back, {written:08x} was written")
+    filesystem.move(f"{path}.part", path)
+    return written
+
+
+def _blocks(read: Callable[[int, int], bytes], begin: int, end: int) -> Iterator[bytes]:
+    for at in range(begin, end, _BLOCK_BYTES):
+        length = min(_BLOCK_BYTES, end - at)
+        block = read(at, length)
+        if len(block) != length:
+            raise NotCopied(f"{length} bytes are to be read at {at}, {len(block)} are there")
+        yield block
+
+
+def _about(log: Log, segment: Segment) -> dict[str, Any]:
+    """What it holds; times are wall milliseconds."""
+    schema = columns.arrow_schema(_COUNTED)
+    count, times = 0, []
+    for part in extent.parts(log._replace(begin=segment.base_offset, end=segment.end_offset)):
+        for batch in rows(log, part, schema):
+            of_records = pc.is_in(batch.column("kind"), pa.array(columns.KINDS))
+            found = batch.column("stored_ms").filter(of_records)
+            count += len(found)
+            if len(found):
+                times += [pc.min(found).as_py(), pc.max(found).as_py()]
+    return {"records": count, **({"first_stored_ms": min(times), "last_stored_ms": max(times)} if times else {})}

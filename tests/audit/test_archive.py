@@ -1,0 +1,98 @@
+"""Sealed segments in an archive: byte for byte, each with a manifest, readable as a log."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from crc32c import crc32c
+
+from audit import archive as archiving
+from audit import extent
+from tests.support import plain_audit
+from tests.support.builders import message
+from tests.support.written_log import WrittenLog
+
+SEGMENT_BYTES = 1 << 12
+ESCROWMQ = Path(sys.executable).with_name("escrowmq")
+
+
+def write(root: Path, *, segments: int) -> WrittenLog:
+    log = WrittenLog(root, segment_bytes=SEGMENT_BYTES)
+    while log.end < SEGMENT_BYTES * (segments - 1) + 1_000:
+        log.append(message(b"x" * 200))
+    log.close()
+    return log
+
+
+def test_what_is_sealed_is_copied_with_a_manifest_that_is_true_of_it_and_the_last_segment_stays(tmp_path):
+    log = write(tmp_path / "store", segments=3)
+
+    made = archiving.archive(extent.find_log(str(log.root)), f"file://{tmp_path}/archive")
+
+    assert [one["begin"] for one in made] == [0, SEGMENT_BYTES]
+    stored = plain_audit.read_log(log.folder, end=log.end).messages
+    for manifest in made:
+        copy = (tmp_path / "archive" / manifest["segment"]).read_bytes()
+        assert copy == (log.folder / manifest["segment"]).read_bytes()
+        assert manifest == json.loads((tmp_path / "archive" / f"{manifest['segment']}.json").read_text())
+        assert (manifest["bytes"], manifest["crc32c"]) == (len(copy), f"{crc32c(copy):08x}")
+        of_it = [one for one in stored if manifest["begin"] <= one.log_offset < manifest["begin"] + SEGMENT_BYTES]
+        assert manifest["records"] == len(of_it)
+        times = [one.stored_at_ms for one in of_it]
+        assert (manifest["first_stored_ms"], manifest["last_stored_ms"]) == (min(times), max(times))
+    assert len(list((tmp_path / "archive").iterdir())) == 4, "nothing half-made is left"
+
+
+def test_the_archive_can_be_read_as_a_log_and_a_second_run_copies_what_is_new(tmp_path):
+    target = str(tmp_path / "archive")
+    log = write(tmp_path / "store", segments=3)
+    archiving.archive(extent.find_log(str(log.root)), target)
+
+    again = archiving.archive(extent.find_log(str(log.root)), target)
+    grown = write(tmp_path / "grown", segments=4)
+    later = archiving.archive(extent.find_log(str(grown.root)), target)
+
+    assert again == []
+    assert [one["begin"] for one in later] == [2 * SEGMENT_BYTES]
+    found = extent.find_log(target)
+    assert (found.begin, [one.base_offset for one in found.folder.segments]) == (0, [0, SEGMENT_BYTES, 2 * SEGMENT_BYTES])
+
+
+def test_a_copy_that_was_cut_off_has_no_manifest_and_is_made_anew(tmp_path):
+    log = write(tmp_path / "store", segments=2)
+    (tmp_path / "archive").mkdir()
+    (tmp_path / "archive" / f"{'0' * 20}.part").write_bytes(b"torn")
+    (tmp_path / "archive" / ("0" * 20)).write_bytes(b"without a manifest")
+
+    (made,) = archiving.archive(extent.find_log(str(log.root)), str(tmp_path / "archive"))
+
+    assert (tmp_path / "archive" / made["segment"]).read_bytes() == (log.folder / made["segment"]).read_bytes()
+
+
+def test_a_segment_that_is_shorter_than_it_says_is_not_taken_for_whole(tmp_path):
+    log = write(tmp_path / "store", segments=2)
+    found = extent.find_log(str(log.root))
+    with (log.folder / ("0" * 20)).open("r+b") as file:
+        file.truncate(SEGMENT_BYTES - 8)
+
+    with pytest.raises(archiving.NotCopied):
+        archiving.archive(found, str(tmp_path / "archive"))
+
+    assert not (tmp_path / "archive" / f"{'0' * 20}.json").exists()
+
+
+def test_the_command_says_what_it_has_copied_and_ends_with_3_where_it_cannot(tmp_path):
+    log = write(tmp_path / "store", segments=2)
+    (tmp_path / "a-file").write_bytes(b"")
+
+    def run(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [ESCROWMQ, "audit", "archive", *options]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+
+    done = run("--log", str(log.root), "--to", "archive")
+
+    assert (done.returncode, "1 segments copied" in done.stderr) == (0, True)
+    assert run("--log", "nowhere", "--to", "archive").returncode == 3
+    assert run("--log", str(log.root), "--to", "a-file/archive").returncode == 3
