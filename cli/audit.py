@@ -80,7 +80,7 @@ def archive(
     try:
         made = archiving.archive(extent.find_log(log), to, on_copied=tell)
     except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: it could not be carried out
-        _say(f"The archive could not be made: {_in_short(error)}")
+        _say(f"The archive could not be made: {in_short(error)}")
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
     _say(f"{len(made):,} segments copied")
 

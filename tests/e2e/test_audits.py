@@ -4,13 +4,16 @@ import json
 import os
 import signal
 import sys
+from functools import partial
 
 import pytest
 
 from tests.support import plain_audit, report_program
-from tests.support.http import assert_problem, ok, until
+from tests.support.http import assert_problem, ok
+from tests.support.http import until as until_in
 from tests.support.server import Server
 
+until = partial(until_in, seconds=report_program.PATIENCE_SECONDS)
 PROGRAM = {"ESCROWMQ_AUDIT__PROGRAM": json.dumps([sys.executable, report_program.__file__])}
 
 
@@ -229,7 +232,7 @@ def test_spark_itself_makes_the_report_of_a_running_service(tmp_path):
             now = ok(api.get(path))
             return now if now["state"] in ("done", "failed") else None
 
-        report = until(made, "Spark has made it", seconds=240)
+        report = until(made, "Spark has made it", seconds=600)
 
         assert (report["state"], report["balanced"], report["begun"]) == ("done", True, 3), report.get("reason")
         proofs = [ok(api.get(f"/v1/audit/transactions/{name}"))["verdict"] for name in ("one", "two", "three")]

@@ -328,6 +328,7 @@ def audit(generated: Generated) -> None:
     until(
         lambda: generated.module("getAuditReport").sync_detailed(report_id, client=generated.client).parsed.state == "done",
         "the report is made",
+        seconds=report_program.PATIENCE_SECONDS,
     )
     report = generated.call("getAuditReport", report_id, status=200)
     assert report.verdicts.to_dict() == {"committed_once": 1, "final_missing": 2}

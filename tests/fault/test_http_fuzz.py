@@ -243,7 +243,7 @@ def make_report(server: Server) -> str:
     """A report that is done; its id."""
     with server.client() as api:
         path = api.post("/v1/audit/reports", json={}).headers["location"]
-        until(lambda: ok(api.get(path))["state"] == "done", "the report is made")
+        until(lambda: ok(api.get(path))["state"] == "done", "the report is made", seconds=report_program.PATIENCE_SECONDS)
         return path.rpartition("/")[2]
 
 

@@ -9,6 +9,9 @@ import os
 import sys
 from pathlib import Path
 
+# It runs at low priority: on a machine that is busy with other things it may have to wait long.
+PATIENCE_SECONDS = 240
+
 FINDINGS = [
     {"verdict": "final_missing", "transaction_id": "txn_1", "producer_group": "shop", "altered": False, "wrong_half": True,
      "undecided_but_published": False, "records_omitted": 0,
@@ -26,7 +29,18 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     for name in ("html", "parquet"):
         parser.add_argument(f"--{name}", type=Path)
-    for name in ("log", "from", "to", "producer-group", "report-id", "spark-log", "driver-memory", "progress", "parquet-files"):
+    for name in (
+        "checks",
+        "log",
+        "from",
+        "to",
+        "producer-group",
+        "report-id",
+        "spark-log",
+        "driver-memory",
+        "progress",
+        "parquet-files",
+    ):
         parser.add_argument(f"--{name}")
     parser.add_argument("--end-with-stdin", action="store_true")
     asked = parser.parse_args()

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,11 @@ from app.reports.service import AuditReports
 from storage.clock import SystemClock
 from storage.errors import Backpressure, NotSupportedByEngine
 from tests.support import report_program
-from tests.support.http import reached
+from tests.support.http import reached as reached_in
 
 PROGRAM = (sys.executable, report_program.__file__)
+
+reached = partial(reached_in, seconds=report_program.PATIENCE_SECONDS)
 
 
 class Service:
