@@ -56,7 +56,7 @@ def _some(window: bytes, window_offset: int, record_offsets: Ints, record_bytes:
     topic_bytes = raw[topic_at].astype(np.int64)
     id_at = topic_at + 1 + topic_bytes + 2 + len(_ID_START)
     value_ends = np.append(np.flatnonzero(raw == _VALUE_END), [len(raw)] * 2)
-    id_end = np.searchsorted(value_ends, id_at)
+    id_end = np.searchsorted(value_ends, np.minimum(id_at, len(raw)))  # of another form, it may be behind the last byte
     key_at = value_ends[id_end] + 1 + len(_KEYS_START)
     is_ours = (
         (_integers(raw, at + _MAGIC_AT, ">u4") == records.MAGIC_V1)

@@ -12,7 +12,8 @@ from audit import columns, decode, extent
 from audit.columns import Role
 from audit.log_files import LogReader
 from audit.walk import Piece, What
-from storage.formats import check_pass, names, properties
+from scheduler import scheduled_message
+from storage.formats import check_pass, index_file, names, properties
 from storage.formats import record as records
 from storage.formats.record import Record
 from storage.message import StoredMessage, TransactionBits
@@ -98,9 +99,28 @@ def expected(raw: bytes, at: int, offset: int, segment: int) -> dict:
         "first_half_offset": min(half_offsets) if half_offsets else None,
         "message_count": int(facts.partition(":")[2].partition(",")[0]) if facts else None,
         "event": record.body.decode().split('"')[3] if kind == "check" else None,
+        "note": record.body.decode("utf-8", "replace") if record.topic in columns.NOTED else None,
+        "facts": own.get("__transaction"),
+        "decided_by": own.get("__decided_by"),
+        "check_answer": own.get("__check_answer"),
+        "due_ms": scheduled_message.due_ms_of(message) if scheduled_message.is_delayed(message) else None,
+        "so_far": own.get("__schedule_so_far"),
+        "attempts": int(own["RECONSUME_TIME"]) if "RECONSUME_TIME" in own else None,
+        "retry_topic": own.get("RETRY_TOPIC"),
+        "origin_id": own.get("ORIGIN_MESSAGE_ID"),
+        "origin_place": own.get("__origin"),
+        "key_hashes": key_hashes(record, message, own),
         "properties": record.properties.decode("utf-8", "replace"),
         "body": record.body,
     }
+
+
+def key_hashes(record: Record, message: StoredMessage, own: dict[str, str]) -> list[int]:
+    """By its id and its keys; of a rolled-back message by none."""
+    names_of_it = [own[name] for name in ("UNIQ_KEY",) if name in own] + own.get("KEYS", "").split()
+    if message.transaction is TransactionBits.ROLLBACK:
+        names_of_it = []
+    return index_file.key_hashes([f"{record.topic}#{name}" for name in names_of_it]).tolist()
 
 
 def kind_of(message: StoredMessage) -> str:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from pathlib import Path, PurePath
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -127,6 +128,28 @@ def test_the_keys_of_many_records_at_once_are_those_of_each_record(units):
 
     assert len(found.record_offsets) == len(log.places)
     assert list(zip(keys.hashes.tolist(), keys.log_offsets.tolist(), keys.stored_at_ms.tolist(), strict=True)) == expected
+
+
+@pytest.mark.parametrize("before", [b"", b"\x00" * 64])
+@pytest.mark.parametrize(
+    ("own", "index_keys"), [(b"", []), (b"UNIQ_KEY\x01id", ["orders#id"]), (b"KEYS\x01a b\x02", ["orders#a", "orders#b"])]
+)
+@pytest.mark.parametrize(
+    "form",
+    [
+        {},
+        {"sys_flag": records.BORN_HOST_IPV6, "born_host": bytes(range(20))},
+        {"sys_flag": records.STORE_HOST_IPV6, "host": bytes(range(100, 120))},
+    ],
+)
+def test_a_record_of_any_form_is_asked_for_its_keys_also_at_the_end_of_what_was_read(before, own, index_keys, form):
+    raw = logs.broker_record(len(before), b"body", properties=own, **form)
+    place = np.array([len(before)])
+
+    keys = key_scan.keys(before + raw, 0, place, np.array([len(raw)]))
+
+    assert keys.hashes.tolist() == index_file.key_hashes(index_keys).tolist()
+    assert keys.log_offsets.tolist() == [len(before)] * len(index_keys)
 
 
 def test_every_key_of_a_brokers_store_is_found_in_the_brokers_own_index(tmp_path):
