@@ -55,6 +55,7 @@ def test_every_finding_is_listed_with_a_place_that_proves_it(found, planted):
             assert None not in item.values()
 
 
+@pytest.mark.faults
 def test_where_nothing_is_wrong_nothing_is_found(spark, tmp_path):
     store, _ = plant(tmp_path / "store", times=1, is_clean=True)
 
@@ -66,6 +67,7 @@ def test_where_nothing_is_wrong_nothing_is_found(spark, tmp_path):
     assert clean["delays"].numbers["ends"] == {"cancelled": 2, "delivered": 12, "put_back": 2}
 
 
+@pytest.mark.faults
 def test_of_a_damaged_append_the_record_that_is_whole_is_named(spark, tmp_path):
     log = WrittenLog(tmp_path / "store")
     log.append(message())
