@@ -230,7 +230,8 @@ class Day:
         key, transaction_id = service.randomness.choice(list(self.keys.items()))
         prepared_at_ms = (await service.coordinator.get(transaction_id)).prepared_at_ms
         number = len(self.begun)
-        begin = Begin([_message(f"t{number}")], "polled", POLICIES[0], f"txn-{number}", None, key, key)
+        # Names of its own: another begin may be under way.
+        begin = Begin([_message(f"again-{number}")], "polled", POLICIES[0], f"txn-again-{number}", None, key, key)
         counts = service.clock.wall_ms() - prepared_at_ms <= WINDOW_MS
         outcome = await service.coordinator.begin(begin)
         assert outcome.replayed == counts
@@ -239,8 +240,8 @@ class Day:
             is_set_back = service.clock.wall_ms() < self.furthest_ms
             assert outcome.transaction.transaction_id == transaction_id or is_set_back
         else:
-            self.begun[f"txn-{number}"] = begin
-            self.keys[key] = f"txn-{number}"
+            self.begun[f"txn-again-{number}"] = begin
+            self.keys[key] = f"txn-again-{number}"
 
     async def _decide(self, service: "Service") -> None:
         if not self.begun:

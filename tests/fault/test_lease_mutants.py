@@ -19,12 +19,16 @@ from tests.property.test_lease_model import LeaseMachine
 pytestmark = pytest.mark.faults
 
 EXAMPLES = 400
+SEEDS = (1, 2, 3)
 
 
 def model_finds() -> str:
-    """Its first broken promise."""
+    """The first broken promise of some runs: what one passes by another meets."""
+    return next(filter(None, map(_run, SEEDS)), "")
 
-    @seed(1)
+
+def _run(number: int) -> str:
+    @seed(number)
     class Machine(LeaseMachine):
         pass
 

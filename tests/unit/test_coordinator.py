@@ -460,6 +460,21 @@ def test_no_check_of_a_transaction_that_was_decided_before_it_was_due_can_be_ans
     in_house(life)
 
 
+def test_a_check_that_a_clock_once_ahead_made_due_can_be_answered_after_its_producer_has_decided():
+    async def life(house):
+        await house.begin(transaction_id="mine")
+        house.world.clock.jump(86_400_000)
+        (check,) = await house.checks()
+        house.world.clock.jump(-86_400_000)
+        await house.coordinator.commit("mine")
+
+        found = await house.coordinator.answer_check("shop", check.check_id, TxnEvent.COMMIT)
+
+        assert found.state is TxnState.COMMITTED
+
+    in_house(life)
+
+
 def test_what_a_check_has_decided_may_be_said_again_although_it_was_asked_before_it_was_due():
     async def life(house):
         await house.begin(transaction_id="mine")
