@@ -158,10 +158,6 @@ class TransactionTable:
         transaction.resolved_by = resolved_by
         transaction.resolved_at_ms = resolved_at_ms
         transaction.reason = reason
-        if transaction.asked_at_ms is not None:
-            # Whoever has the check may still answer it, also where a clock that was ahead has made it due.
-            transaction.next_check_at_ms = min(transaction.next_check_at_ms, resolved_at_ms)
-        transaction.asked_at_ms = None
         transaction.last_failure = None
         transaction.revision += 1
         messages = list(transaction.messages)

@@ -59,7 +59,7 @@ class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
     checks_answered: int = 0  # since it was begun; the open check has the number behind it
     last_answer: str | None = None
     last_failure: str | None = None  # of the open check
-    asked_at_ms: int | None = None  # since when a check is open that nobody has answered
+    asked_at_ms: int | None = None  # since when a check is out that nobody has answered; stays when it is decided otherwise
     hold_reason: str | None = None
     was_held: bool = False
     resolved_by: Resolver | None = None
@@ -88,7 +88,7 @@ class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
     @property
     def is_checking(self) -> bool:
         """Is a check open that nobody has answered?"""
-        return self.asked_at_ms is not None
+        return self.asked_at_ms is not None and not self.state.is_decided
 
     @property
     def is_late(self) -> bool:

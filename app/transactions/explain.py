@@ -64,7 +64,7 @@ def _facts(known: Known) -> list[str]:
         f"It was begun {age_ms} ms ago by producer group {transaction.producer_group}, with {count} message{'s'[: count > 1]}.",
         _answers(known),
     ]
-    if transaction.asked_at_ms is not None:
+    if transaction.is_checking:
         facts.append(
             f"Its check has been open since {rfc3339(transaction.asked_at_ms)} and nobody has answered it;"
             f" after {transaction.policy.unreachable_limit_ms} ms it is given up."

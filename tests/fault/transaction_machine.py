@@ -200,7 +200,7 @@ class TransactionMachine(RuleBasedStateMachine):
             self.leases[check.check_id] = now_ms + lease_ms
         out = {check_id for check_id, until_ms in self.leases.items() if until_ms > now_ms}
         for transaction in self.coordinator.table:
-            if transaction.producer_group == POLLED and transaction.asked_at_ms is not None:
+            if transaction.producer_group == POLLED and transaction.is_checking:
                 open_check = check_now(transaction, 0).check_id
                 assert open_check in out, f"{open_check} is due, and nobody gets it"
         for check in checks[:share]:
@@ -427,7 +427,7 @@ class TransactionMachine(RuleBasedStateMachine):
         return call
 
     def _is_not_due(self, txn: Txn) -> bool:
-        """Was its check handed out by a clock that was ahead, and nobody knows it any more, after a crash or its decision?"""
+        """Was its check handed out by a clock that was ahead, and nobody knows it any more, after a crash?"""
         known = self.coordinator.table.get(txn.transaction_id)
         if known is None:
             return True  # decided, and forgotten
