@@ -145,8 +145,8 @@ class AuditOverTime(msgspec.Struct, kw_only=True):
     growth: Annotated[list[list[int]], Meta(description="Triples: stored at, in wall milliseconds; records; bytes.")]
 
 
-class AuditReport(msgspec.Struct, kw_only=True):
-    """A report. Done, it holds all that `escrowmq audit run --json` writes."""
+class AuditReportSummary(msgspec.Struct, kw_only=True):
+    """A report without what it says."""
 
     report_id: str
     kind: str
@@ -162,6 +162,11 @@ class AuditReport(msgspec.Struct, kw_only=True):
     ) = UNSET
     reason: Annotated[str, Meta(description="Why it failed.")] | UnsetType = UNSET
     progress: AuditProgress | UnsetType = UNSET
+
+
+class AuditReport(AuditReportSummary, kw_only=True):
+    """A report. Done, it holds all that `escrowmq audit run --json` writes."""
+
     begun: Annotated[int, Meta(ge=0, description="Transactions.")] | UnsetType = UNSET
     verdicts: dict[str, int] | UnsetType = UNSET
     balanced: Annotated[bool, Meta(description="Each transaction has one verdict, each byte is accounted for.")] | UnsetType = (
@@ -177,23 +182,6 @@ class AuditReport(msgspec.Struct, kw_only=True):
     checks: Annotated[dict[str, Any], Meta(description="What further checks have counted, by their names.")] | UnsetType = UNSET
     over_time: AuditOverTime | UnsetType = UNSET
     run: AuditRun | UnsetType = UNSET
-
-
-class AuditReportSummary(msgspec.Struct, kw_only=True):
-    """A report without what it says."""
-
-    report_id: str
-    kind: str
-    state: State
-    from_: Timestamp | UnsetType = msgspec.field(name="from", default=UNSET)
-    to: Timestamp | UnsetType = UNSET
-    producer_group: str | UnsetType = UNSET
-    created_at: Timestamp
-    started_at: Timestamp | UnsetType = UNSET
-    finished_at: Timestamp | UnsetType = UNSET
-    exit_status: int | UnsetType = UNSET
-    reason: str | UnsetType = UNSET
-    progress: AuditProgress | UnsetType = UNSET
 
 
 class AuditReportPage(msgspec.Struct, kw_only=True):
