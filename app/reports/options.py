@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
-from app.webhooks.options import from_json
+from app.environment import from_json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,25 +1,15 @@
 """How checks by webhook are set up."""
 
-import json
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, SecretStr
 
+from app.environment import from_json
 from app.webhooks.allowed import read_allowed
 
 _FERNET_KEY = re.compile(r"[A-Za-z0-9_-]{43}=")
-
-
-def from_json(value: Any) -> Any:
-    """A list inside a section comes from the environment as text, which pydantic-settings decodes at the top level only."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        raise ValueError("is not JSON") from None
 
 
 @dataclass(frozen=True, kw_only=True)
