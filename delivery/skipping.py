@@ -59,8 +59,7 @@ class Skipping:
         bounds = await self._store.offsets(queue.queue)
         queue.drop_below(bounds.first)
         begin, skips = queue.slots.cursor, []
-        floor = bounds.end if rules.skip_lag_over is None else bounds.end - rules.skip_lag_over
-        if rules.skip_lag_over is not None and begin < floor:
+        if rules.skip_lag_over is not None and begin < (floor := bounds.end - rules.skip_lag_over):
             skips.append(Skip(*queue.queue, begin, floor - begin, Why.LAG))
             begin = floor
         if rules.skip_older_than_ms is not None and begin < bounds.end:
