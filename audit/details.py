@@ -11,7 +11,7 @@ from typing import Any
 
 from pyarrow import fs
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from audit.log_files import filesystem_of
 from audit.verdicts import FLAGS, Fact, verdict

@@ -17,7 +17,7 @@ from functools import reduce
 from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql import functions as F
 
 from audit import columns
 from audit.columns import COLUMNS, Role

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import sqlalchemy as sa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from audit import extent
 from audit.checks.material import LISTED, Material

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from audit import columns, decode, details, digest, extent, look_up, outcomes
 from audit.checks import carry_out as checks

@@ -34,10 +34,13 @@ class Asked(NamedTuple):
     policies: tuple[Policy, ...] = POLICIES
 
 
+EVERYTHING = Asked()
+
+
 def carry_out(
     spark: SparkSession,
     log: Log,
-    asked: Asked = Asked(),  # noqa: B008 - frozen
+    asked: Asked = EVERYTHING,
     *,
     split_bytes: int = extent.SPLIT_BYTES,
 ) -> dict[str, Found]:

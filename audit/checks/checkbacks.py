@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 from pyspark.sql import Column
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from audit import columns
 from audit.checks.material import Found, Material

@@ -10,7 +10,7 @@ end of the log is counted as overdue.
 """
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from audit import columns, histogram
 from audit.checks.material import Found, Material

@@ -5,8 +5,10 @@ somebody reset the group or sent a dead letter once more. It is a fault where it
 What is pulled leaves no trace in the log, and is not judged.
 """
 
+from typing import Any
+
 from pyspark.sql import Column
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from audit.checks import leases
 from audit.checks.leases import MESSAGE, SETTLED
@@ -38,7 +40,7 @@ def check(material: Material) -> Found:
     return found
 
 
-def _by_group(material: Material) -> list[dict[str, object]]:
+def _by_group(material: Material) -> list[dict[str, Any]]:
     """Messages handed out, how many of them again, and the causes."""
     c = F.col
     is_again = (c("event") == "leased") & c("previous").isNotNull()
@@ -46,7 +48,7 @@ def _by_group(material: Material) -> list[dict[str, object]]:
     for previous, name in _CAUSES.items():
         cause = cause.when(c("previous") == previous, name)
     handed = material.lease_steps.where(c("event") == "leased")
-    groups: dict[str, dict[str, object]] = {}
+    groups: dict[str, dict[str, Any]] = {}
     totals = handed.groupBy("group").agg(F.count(F.lit(1)).alias("handed_out"), F.count(F.when(is_again, 1)).alias("again"))
     for row in totals.orderBy("group").collect():
         groups[row["group"]] = {**row.asDict(), "causes": {}}
@@ -59,5 +61,5 @@ def _by_group(material: Material) -> list[dict[str, object]]:
     everything = causes.unionByName(refused).unionByName(redriven.withColumn("cause", F.lit("redriven")))
     for row in everything.orderBy("group", "cause").collect():
         known = groups.setdefault(row["group"], {"group": row["group"], "handed_out": 0, "again": 0, "causes": {}})
-        known["causes"][row["cause"]] = row["count"]  # type: ignore[index]
+        known["causes"][row["cause"]] = row["count"]
     return [groups[name] for name in sorted(groups)]

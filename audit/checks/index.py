@@ -5,7 +5,7 @@ where these differ. Up to where the index is; a service writes it after the log.
 """
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from audit import columns, key_index_source
 from audit.checks.kinds import kinds_of

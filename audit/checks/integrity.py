@@ -7,7 +7,7 @@ kind `damaged`, which the audit lists. Here stands what it comes to in each segm
 from itertools import pairwise
 from typing import Any
 
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from audit import columns
 from audit.checks.material import Found, Material

@@ -12,7 +12,7 @@ zeros.
 from functools import reduce
 from typing import Any
 
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from audit import columns, histogram
 from audit.checks.material import Found, Material

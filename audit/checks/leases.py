@@ -1,7 +1,7 @@
 """The lease events of the log as rows: for each message of each group what happened to it, in log order."""
 
 from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from storage.formats.names import LEASE_TOPIC
 

@@ -7,7 +7,7 @@ from functools import cached_property, reduce
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession, Window
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from audit import columns, extent, look_up
 from audit.checks import leases, timelines
@@ -103,7 +103,9 @@ class Material:
     @cached_property
     def last_stored_ms(self) -> int:
         """The newest time of storage in the log; 0 where it is empty."""
-        return self.records.agg(F.max("stored_ms")).first()[0] or 0  # type: ignore[index]
+        row = self.records.agg(F.max("stored_ms")).first()
+        assert row is not None
+        return row[0] or 0
 
     @cached_property
     def copies(self) -> DataFrame:

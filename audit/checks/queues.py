@@ -8,7 +8,7 @@ neighbours in a queue lies first in the log is not asked.
 from collections.abc import Mapping
 
 from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from audit import consume_queue_source, log_files
 from audit.checks.material import Found, Material

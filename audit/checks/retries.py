@@ -5,7 +5,7 @@ and at last are settled or dead. Each move that the leases tell of must have its
 """
 
 from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from audit.checks import leases
 from audit.checks.leases import MESSAGE

@@ -1,7 +1,7 @@
 """When each transaction was begun, asked about, held and decided: one row for each, by one shuffle."""
 
 from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from audit import columns
 

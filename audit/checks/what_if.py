@@ -9,7 +9,7 @@ the last one of them holds the transaction.
 from typing import Any
 
 from pyspark.sql import Column
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from audit.checks.material import Found, Material
 from audit.checks.policies import POLICIES, Policy

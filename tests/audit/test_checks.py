@@ -7,7 +7,7 @@ import pytest
 
 from audit import extent
 from audit.checks import carry_out as checks
-from audit.checks.carry_out import Asked, add_to
+from audit.checks.carry_out import EVERYTHING, Asked, add_to
 from audit.checks.kinds import CHECKS, KINDS
 from audit.checks.material import Found
 from audit.checks.policies import Policy
@@ -21,7 +21,7 @@ from tests.support.written_log import WALL_MS, Transactions, WrittenLog
 TIMES = 2
 
 
-def checked(spark, store: Path, asked: Asked = Asked(), *, split_bytes: int = 50_000) -> dict[str, Found]:  # noqa: B008
+def checked(spark, store: Path, asked: Asked = EVERYTHING, *, split_bytes: int = 50_000) -> dict[str, Found]:
     return checks.carry_out(spark, extent.find_log(str(store)), asked, split_bytes=split_bytes)
 
 
