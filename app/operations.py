@@ -8,6 +8,7 @@ from contextlib import aclosing, contextmanager
 from typing import Any, NamedTuple
 
 from fastapi import Request, Response
+from fastapi.routing import APIRoute
 from starlette.responses import FileResponse
 from starlette.types import Receive, Scope, Send
 
@@ -119,6 +120,28 @@ def operation(
         },
         "openapi_extra": extra,
     }
+
+
+class OperationRoute(APIRoute):
+    """Calls its endpoint with the texts of the path, where there is nothing that FastAPI would have to read or to provide.
+
+    What an operation takes is read by its handler; FastAPI's own way to an endpoint is a third of the time of a small request.
+    """
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        if self._takes_texts_only():
+            self.app = self._call_endpoint
+
+    def _takes_texts_only(self) -> bool:
+        wanted = self.dependant
+        others = (wanted.query_params, wanted.header_params, wanted.cookie_params, wanted.body_params, wanted.dependencies)
+        texts = [field.field_info.annotation is str and not field.field_info.metadata for field in wanted.path_params]
+        return wanted.request_param_name == "request" and all(texts) and not any(others)
+
+    async def _call_endpoint(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self.endpoint(request=Request(scope, receive, send), **scope["path_params"])
+        await response(scope, receive, send)
 
 
 def digits(text: str) -> str:

@@ -15,9 +15,9 @@ from app.admin.schemas import (
     Version,
     Whoami,
 )
-from app.operations import answer, operation
+from app.operations import OperationRoute, answer, operation
 
-router = APIRouter()
+router = APIRouter(route_class=OperationRoute)
 
 
 @router.get(

@@ -18,9 +18,9 @@ from app.audit.schemas import (
     LogSegmentPage,
     TransactionProof,
 )
-from app.operations import IDEMPOTENCY_KEY, answer, operation
+from app.operations import IDEMPOTENCY_KEY, OperationRoute, answer, operation
 
-router = APIRouter()
+router = APIRouter(route_class=OperationRoute)
 
 ReportId = Annotated[str, Path(description="The report's id.")]
 TransactionId = Annotated[str, Path(description="The transaction's id.")]

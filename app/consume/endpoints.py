@@ -6,9 +6,9 @@ from fastapi import APIRouter, Path, Request, Response
 
 from app.consume import handlers
 from app.consume.schemas import AckInput, DeadLetterInput, ExtendInput, NackInput, ReceivedMessages, ReceiveInput, SettleResults
-from app.operations import WRITING, answer, operation
+from app.operations import WRITING, OperationRoute, answer, operation
 
-router = APIRouter()
+router = APIRouter(route_class=OperationRoute)
 
 Group = Annotated[str, Path(description="The consumer group's name.")]
 

@@ -14,10 +14,10 @@ from app.dead_letters.schemas import (
     RedrivePreview,
 )
 from app.messages.schemas import MessageQuery
-from app.operations import IDEMPOTENCY_KEY, WRITING, answer, operation
+from app.operations import IDEMPOTENCY_KEY, WRITING, OperationRoute, answer, operation
 from app.tasks.schemas import Task
 
-router = APIRouter()
+router = APIRouter(route_class=OperationRoute)
 
 Group = Annotated[str, Path(description="The consumer group's name.")]
 MessageId = Annotated[str, Path(description="The message's id.")]

@@ -17,10 +17,10 @@ from app.groups.schemas import (
     ResetInput,
     ResetResult,
 )
-from app.operations import IF_MATCH, WRITING, answer, operation
+from app.operations import IF_MATCH, WRITING, OperationRoute, answer, operation
 from app.topics.schemas import PageQuery
 
-router = APIRouter()
+router = APIRouter(route_class=OperationRoute)
 
 Name = Annotated[str, Path(description="The consumer group's name.")]
 

@@ -20,9 +20,20 @@ from app.messages.schemas import (
     Receipt,
     Trace,
 )
-from app.operations import IDEMPOTENCY_KEY, RANGE, WRITING, HeaderParameter, Lines, answer, answer_stream, digits, operation
+from app.operations import (
+    IDEMPOTENCY_KEY,
+    RANGE,
+    WRITING,
+    HeaderParameter,
+    Lines,
+    OperationRoute,
+    answer,
+    answer_stream,
+    digits,
+    operation,
+)
 
-router = APIRouter()
+router = APIRouter(route_class=OperationRoute)
 
 _SEND_PROBLEMS = (
     "topic_not_found", "queue_not_found", "idempotency_in_progress", "message_too_large", "idempotency_key_reused",

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from app.operations import IF_MATCH, WRITING, answer, operation
+from app.operations import IF_MATCH, WRITING, OperationRoute, answer, operation
 from app.producer_groups import handlers
 from app.producer_groups.schemas import (
     AnswersInput,
@@ -18,7 +18,7 @@ from app.producer_groups.schemas import (
     RotateSecretInput,
 )
 
-router = APIRouter()
+router = APIRouter(route_class=OperationRoute)
 
 Name = Annotated[str, Path(description="The producer group's name.")]
 

@@ -4,11 +4,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from app.operations import IDEMPOTENCY_KEY, WRITING, HeaderParameter, answer, operation
+from app.operations import IDEMPOTENCY_KEY, WRITING, HeaderParameter, OperationRoute, answer, operation
 from app.requests import handlers
 from app.requests.schemas import ReplyInput, ReplyResult, RequestInput, RequestQuery, RequestView
 
-router = APIRouter()
+router = APIRouter(route_class=OperationRoute)
 
 Topic = Annotated[str, Path(description="The topic's name.")]
 RequestId = Annotated[str, Path(description="The request's id.")]

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from app.operations import IDEMPOTENCY_KEY, IF_MATCH, WRITING, answer, operation
+from app.operations import IDEMPOTENCY_KEY, IF_MATCH, WRITING, OperationRoute, answer, operation
 from app.schedules import cron_handlers, handlers
 from app.schedules.schemas import (
     CronInput,
@@ -16,7 +16,7 @@ from app.schedules.schemas import (
     SchedulePage,
 )
 
-router = APIRouter()
+router = APIRouter(route_class=OperationRoute)
 
 ScheduleId = Annotated[str, Path(description="The schedule's id.")]
 

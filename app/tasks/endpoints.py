@@ -4,11 +4,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from app.operations import WRITING, answer, operation
+from app.operations import WRITING, OperationRoute, answer, operation
 from app.tasks import handlers
 from app.tasks.schemas import ListTasksQuery, Task, TaskPage
 
-router = APIRouter()
+router = APIRouter(route_class=OperationRoute)
 
 TaskId = Annotated[str, Path(description="The task's id.")]
 

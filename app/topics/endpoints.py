@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request, Response
 
 from app.messages.endpoints import QueueNumber
 from app.messages.endpoints import Topic as TopicPath
-from app.operations import IDEMPOTENCY_KEY, IF_MATCH, WRITING, answer, operation
+from app.operations import IDEMPOTENCY_KEY, IF_MATCH, WRITING, OperationRoute, answer, operation
 from app.topics import handlers
 from app.topics.schemas import (
     OffsetQuery,
@@ -18,7 +18,7 @@ from app.topics.schemas import (
     TopicStats,
 )
 
-router = APIRouter()
+router = APIRouter(route_class=OperationRoute)
 
 
 @router.get(

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from app.operations import IDEMPOTENCY_KEY, WRITING, answer, operation
+from app.operations import IDEMPOTENCY_KEY, WRITING, OperationRoute, answer, operation
 from app.transactions import handlers
 from app.transactions.schemas import (
     BeginInput,
@@ -22,7 +22,7 @@ from app.transactions.schemas import (
     TransactionPage,
 )
 
-router = APIRouter()
+router = APIRouter(route_class=OperationRoute)
 
 TransactionId = Annotated[str, Path(description="The transaction's id.")]
 _DECIDING = ("transaction_not_found", "transaction_expired", "transaction_already_resolved", *WRITING)
