@@ -255,7 +255,7 @@ class Wiring:
         stack.push_async_callback(reports.stop)
         self._services = Services(
             store=store,
-            pressure=lambda: store.status().pressure,
+            pressure=store.pressure,
             default_durability=(Durability.SYNCED if settings.local.flush is FlushPolicy.BEFORE_ACK else Durability.BUFFERED),
             topics=topics,
             producer_groups=producer_groups,

@@ -208,7 +208,6 @@ class StoreStatus(NamedTuple):
     durable_end: int
     visible_end: int
     queued_bytes: int
-    pressure: float
     replay_backlog_bytes: int
     last_flush_ms: int
     segments: int
@@ -223,6 +222,9 @@ class Status(Protocol):
 
     def status(self) -> StoreStatus:
         """Now."""
+
+    def pressure(self) -> float:
+        """How full the queue of waiting writes is, 0 to 1. Asked with every send."""
 
 
 class SegmentInfo(NamedTuple):

@@ -462,7 +462,6 @@ class LocalMessageStore:
             durable_end=self._flusher.durable_end,
             visible_end=self._writer.visible_end,
             queued_bytes=self._writer.queued_bytes,
-            pressure=self._writer.pressure,
             replay_backlog_bytes=self._deriver.backlog_bytes,
             last_flush_ms=self._flusher.last_flush_ms,
             segments=len(list(self._log.segments)),
@@ -470,6 +469,10 @@ class LocalMessageStore:
             derive_lag_ms=self._deriver.lag_ms(),
             derive_error=self._deriver.last_error,
         )
+
+    def pressure(self) -> float:
+        """Status."""
+        return self._writer.pressure
 
     def _check_readable(self) -> None:
         if self._is_closed or self._failure is not None:
