@@ -6,9 +6,10 @@ limit of a body before they are in memory. What goes is compressed where it is l
 
 import asyncio
 import zlib
+from collections.abc import Mapping
 
 from isal import isal_zlib
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Receive, Send
 
 from app.problems import Refusal
@@ -54,7 +55,7 @@ def inflating(receive: Receive) -> Receive:
     return inflated
 
 
-def takes_gzip(headers: Headers) -> bool:
+def takes_gzip(headers: Mapping[str, str]) -> bool:
     """Does Accept-Encoding name it, and not with q=0?"""
     for word in headers.get("accept-encoding", "").lower().split(","):
         coding, _, weight = word.partition(";")

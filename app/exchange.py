@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+from starlette.types import Scope
 
 from app import codec
 from app.problems import Refusal, invalid_field
@@ -13,6 +14,8 @@ from app.problems import Refusal, invalid_field
 T = TypeVar("T")
 
 JSON_LINES = "application/x-ndjson"
+
+HEADERS = "escrowmq.headers"  # where in the ASGI scope the gateway leaves what it has read
 
 _STREAMS = re.compile(r"/v1/topics/[^/]+/messages/stream")
 
@@ -23,6 +26,15 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-
 def takes_a_stream(method: str, path: str) -> bool:
     """Has a request to this path a body that goes on for as long as the client likes?"""
     return method == "POST" and _STREAMS.fullmatch(path) is not None
+
+
+def read_headers(scope: Scope) -> dict[str, str]:
+    """By name in lower case; the values of a name that stands twice are joined, as RFC 9110 says (5.2)."""
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in scope["headers"]:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers
 
 
 class ClientGone(Exception):

@@ -5,18 +5,17 @@ sent, what it is called, how long it took, and the one place where a problem doc
 import hmac
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from time import perf_counter
 
 import structlog
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import codec
 from app.compression import deflating, inflating, takes_gzip
-from app.exchange import ClientGone, takes_a_stream
+from app.exchange import HEADERS, ClientGone, read_headers, takes_a_stream
 from app.observability import Metrics
 from app.problems import MEDIA_TYPE, Refusal, as_refusal, document
 from storage.errors import MessagingError
@@ -43,7 +42,7 @@ class Gateway:
             await self._app(scope, receive, send)
             return
         begun = perf_counter()
-        headers = Headers(scope=scope)
+        headers = scope[HEADERS] = read_headers(scope)
         given = headers.get(REQUEST_ID, "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         is_head = scope["method"] == "HEAD"
@@ -58,7 +57,7 @@ class Gateway:
             if message["type"] == "http.response.start":
                 has_started = True
                 status = message["status"]
-                MutableHeaders(scope=message)["Request-Id"] = request_id
+                message = {**message, "headers": [*message["headers"], (b"request-id", request_id.encode("ascii"))]}
             elif is_head:
                 message = {**message, "body": b""}
             await send(message)
@@ -88,7 +87,7 @@ class Gateway:
             self._metrics.requests.labels(operation, status).inc()
             self._metrics.latency.labels(operation).observe(perf_counter() - begun)
 
-    def _check(self, path: str, headers: Headers, *, has_limit: bool) -> None:
+    def _check(self, path: str, headers: Mapping[str, str], *, has_limit: bool) -> None:
         """Raises Refusal."""
         if self._keys and not _is_open(path) and not self._is_known(headers.get("authorization", "")):
             raise Refusal("unauthenticated", headers={"WWW-Authenticate": "Bearer"})
@@ -133,11 +132,11 @@ class Gateway:
         return Refusal("body_too_large", f"a body may have {self._max_body_bytes} bytes")
 
 
-def _is_compressed(headers: Headers) -> bool:
+def _is_compressed(headers: Mapping[str, str]) -> bool:
     return headers.get("content-encoding", "").lower() == "gzip" and _has_body(headers)
 
 
-def _has_body(headers: Headers) -> bool:
+def _has_body(headers: Mapping[str, str]) -> bool:
     return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
 

@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 from starlette.responses import FileResponse
 from starlette.types import Receive, Scope, Send
 
-from app.exchange import JSON_LINES, Call, FileReply, Reply
+from app.exchange import HEADERS, JSON_LINES, Call, FileReply, Reply
 from app.problems import MEDIA_TYPE, PROBLEMS, Refusal, as_refusal, invalid_field
 from app.services import Services
 from storage.errors import MessagingError
@@ -217,7 +217,7 @@ def _call(request: Request, query: Mapping[str, str], body: bytes) -> Call:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    return Call(body, _headers(request.scope), query, until_gone)
+    return Call(body, request.scope[HEADERS], query, until_gone)
 
 
 def _query(request: Request) -> dict[str, str]:
@@ -229,15 +229,6 @@ def _query(request: Request) -> dict[str, str]:
             raise invalid_field(f"/query/{name[:100]}", "not_allowed", f"the query parameter {name[:100]} stands twice")
         query[name] = value
     return query
-
-
-def _headers(scope: Scope) -> dict[str, str]:
-    """By name in lower case; the values of a name that stands twice are joined, as RFC 9110 says (5.2)."""
-    headers: dict[str, str] = {}
-    for raw_name, raw_value in scope["headers"]:
-        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
-        headers[name] = f"{headers[name]}, {value}" if name in headers else value
-    return headers
 
 
 def _reference(kind: type) -> str:
