@@ -2,7 +2,6 @@
 
 import json
 import os
-import platform
 import re
 import sys
 import tempfile
@@ -10,8 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
-from enum import IntEnum, StrEnum
-from importlib.util import find_spec
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -21,19 +19,25 @@ from rich.console import Console
 from audit.checks.kinds import CHECKS, FAULTY_KINDS, KINDS
 from audit.checks.policies import POLICIES, Policy
 from audit.verdicts import FAIL_ON, FINDINGS
+from cli.audit_common import (
+    Exit,
+    check_file,
+    in_short,
+    needs_matplotlib,
+    needs_pyarrow,
+    needs_spark,
+    report_id_of,
+    run_part,
+    say,
+    status_of,
+    write_page,
+    write_report,
+)
 
 app = typer.Typer(name="audit", help="Prove what became of every transaction, from the log alone.", no_args_is_help=True)
 
 _WHOLE = re.compile("[1-9][0-9]{0,11}")
 _TIMES = ["%Y-%m-%dT%H:%M:%S.%fZ", "%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%d"]
-
-
-class Exit(IntEnum):
-    CLEAN = 0
-    FINDINGS = 1
-    USAGE = 2
-    NOT_CARRIED_OUT = 3
-    NOT_BALANCED = 4
 
 
 @app.command()
@@ -42,13 +46,13 @@ def show(
     html: Annotated[Path | None, typer.Option(help="Write it as a page to this file instead.")] = None,
 ) -> None:
     """Show a report that was kept. It needs no Spark."""
-    _check_file(html, "--html")
+    check_file(html, "--html")
     try:
         report = json.loads(file.read_bytes())
         if not isinstance(report, dict) or report.get("state") != "done":
             raise typer.BadParameter(f"{file} holds no report that is done", param_hint="FILE")
         if html is not None:
-            _write_page(html, report)
+            write_page(html, report)
         else:
             from audit import summary
 
@@ -66,23 +70,19 @@ def archive(
 
     Exit status: 0 everything that is sealed is there; 3 it could not be carried out.
     """
-    if find_spec("pyspark") is None or find_spec("pyarrow") is None:
-        _say("The archive needs pyarrow: pip install -r requirements-audit.lock")
-        raise typer.Exit(Exit.NOT_CARRIED_OUT)
+    needs_pyarrow()
     from audit import archive as archiving
     from audit import extent
 
     def tell(manifest: dict[str, Any]) -> None:
-        _say(
-            f"{manifest['segment']}: {manifest['records']:,} records, {manifest['bytes']:,} bytes, crc32c {manifest['crc32c']}"
-        )
+        say(f"{manifest['segment']}: {manifest['records']:,} records, {manifest['bytes']:,} bytes, crc32c {manifest['crc32c']}")
 
     try:
         made = archiving.archive(extent.find_log(log), to, on_copied=tell)
     except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: it could not be carried out
-        _say(f"The archive could not be made: {in_short(error)}")
+        say(f"The archive could not be made: {in_short(error)}")
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
-    _say(f"{len(made):,} segments copied")
+    say(f"{len(made):,} segments copied")
 
 
 class ProgressAs(StrEnum):
@@ -148,19 +148,18 @@ def run(
     begun_at = datetime.now(UTC)
     if end_with_stdin:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
-    if find_spec("pyspark") is None or find_spec("pyarrow") is None:
-        _say("The audit needs Spark: `make audit` installs it, or: pip install -r requirements-audit.lock")
-        raise typer.Exit(Exit.NOT_CARRIED_OUT)
+    needs_spark()
     is_finding = _is_finding(fail_on)
     named, policies = _names_of_checks(checks), _policies(what_if)
     if begun_from is not None and begun_to is not None and begun_from > begun_to:
         raise typer.BadParameter("it is later than --to", param_hint="--from")
     for file, option in ((json_file, "--json"), (html, "--html")):
-        _check_file(file, option)
-    report_id = report_id or f"rpt_{begun_at:%Y%m%dT%H%M%S%f}"
-    if html is not None and find_spec("matplotlib") is None:
-        _say("A page with plots needs matplotlib: pip install -r requirements-audit.lock")
-        raise typer.Exit(Exit.NOT_CARRIED_OUT)
+        check_file(file, option)
+    report_id = report_id or report_id_of(begun_at)
+    if html is not None:
+        needs_matplotlib()
+        if parquet is None:
+            _check_that_rows_are_seen(master)
     keeps_log = spark_log is not None
     spark_log = spark_log or Path(tempfile.gettempdir()) / f"escrowmq-audit-{os.getpid()}.log"
     from audit.errors import NoSuchGroup
@@ -181,24 +180,24 @@ def run(
             policies,
         )
         outcome = _carry_out(asked, is_finding)
-        status = Exit.NOT_BALANCED
-        if outcome.is_balanced:
-            status = Exit.FINDINGS if outcome.report["findings"]["total"] else Exit.CLEAN
+        status = status_of(outcome.report)
         report = {**outcome.report, "run": run_part(report_id, log, master, begun_at, status)}
         if html is not None:
-            _write_page(html, report)
+            write_page(html, report)
         if json_file is not None:  # the last one: where it is there, the others are
             write_report(json_file, report)
         if not quiet and progress is ProgressAs.TEXT:
             from audit import summary
 
             summary.show(Console(soft_wrap=True), outcome.report, exit_status=status)
+    except typer.BadParameter:
+        raise
     except NoSuchGroup as error:
         raise typer.BadParameter(str(error), param_hint="--producer-group") from None
     except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: it could not be carried out
-        _say(f"The audit could not be carried out: {in_short(error)}")
+        say(f"The audit could not be carried out: {in_short(error)}")
         if spark_log.exists() and spark_log.stat().st_size:
-            _say(f"What Spark had to say is in {spark_log}")
+            say(f"What Spark had to say is in {spark_log}")
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
     if not keeps_log:
         spark_log.unlink(missing_ok=True)
@@ -250,6 +249,8 @@ def _carry_out(asked: _Asked, is_finding: Callable[[str], bool]) -> Any:
         with shown, tempfile.TemporaryDirectory(prefix="escrowmq-audit-rows-") as scratch:
             wanted = None
             if asked.rows is not None:
+                if asked.rows.uri is None:  # spark-submit may have said where Spark runs
+                    _check_that_rows_are_seen(spark.sparkContext.master)
                 wanted = Wanted(uri=asked.rows.uri or scratch, run_id=asked.rows.run_id, files=asked.rows.files)
             return carry_out(
                 spark,
@@ -261,6 +262,13 @@ def _carry_out(asked: _Asked, is_finding: Callable[[str], bool]) -> Any:
                 asked=Asked(asked.checks, asked.policies),
                 rows=wanted,
             )
+
+
+def _check_that_rows_are_seen(master: str | None) -> None:
+    """The rows that a page is made of go to a folder of this machine unless it is said where to."""
+    if master is not None and not master.startswith("local"):
+        text = f"Spark runs at {master}, where nobody sees this machine's folders: say with --parquet where the rows go, too"
+        raise typer.BadParameter(f"{text}, a path or URI that all of its workers share", param_hint="--html")
 
 
 def _is_finding(text: str) -> Callable[[str], bool]:
@@ -295,43 +303,6 @@ def _policies(texts: list[str] | None) -> tuple[Policy, ...]:
     return tuple(found) or POLICIES
 
 
-def run_part(report_id: str | None, log: str, master: str | None, begun_at: datetime, status: Exit) -> dict[str, Any]:
-    """What differs from run to run over the same bytes."""
-    ended_at = datetime.now(UTC)
-    return {
-        "report_id": report_id or f"rpt_{begun_at:%Y%m%dT%H%M%S%f}",
-        "started_at": begun_at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        "finished_at": ended_at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        "seconds": round((ended_at - begun_at).total_seconds(), 3),
-        "exit_status": int(status),
-        "log": log,
-        **({} if master is None else {"master": master}),
-        "python": platform.python_version(),
-    }
-
-
-def _check_file(file: Path | None, option: str) -> None:
-    if file is not None and (file.is_dir() or not file.parent.is_dir()):
-        raise typer.BadParameter(f"{file} cannot be a file: {file.parent} is no folder, or it is one", param_hint=option)
-
-
-def _write_page(path: Path, report: dict[str, Any]) -> None:
-    from audit import page
-
-    _write(path, page.render(report))
-
-
-def write_report(path: Path, report: dict[str, Any]) -> None:
-    _write(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    """All of it or nothing."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(text, encoding="utf-8")
-    scratch.replace(path)
-
-
 def _end_with_stdin() -> None:
     """Java goes with us: it reads from a pipe of ours in the same way."""
     while os.read(0, 1 << 16):
@@ -341,13 +312,3 @@ def _end_with_stdin() -> None:
 
 def _utc(moment: datetime | None) -> datetime | None:
     return None if moment is None else moment.replace(tzinfo=UTC)
-
-
-def in_short(error: Exception) -> str:
-    """Spark's errors go on for pages; what went wrong stands in the last line of the innermost."""
-    text = str(error).partition("\nJVM stacktrace")[0].strip()
-    return f"{type(error).__name__}: {text[:2_000]}"
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")

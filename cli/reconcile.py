@@ -1,9 +1,7 @@
 """`escrowmq audit reconcile`: the log held against the producers' own database. Spark is imported when it runs."""
 
-import sys
 import tempfile
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cli.audit import Exit, in_short, run_part, write_report
+from cli.audit_common import Exit, check_file, in_short, needs_spark, report_id_of, run_part, say, status_of, write_report
 
 _LISTED = 20
 
@@ -36,12 +34,9 @@ def reconcile(
     Exit status: 0 both agree; 1 findings; 2 wrong usage; 3 it could not be carried out; 4 the counts do not balance.
     """
     begun_at = datetime.now(UTC)
-    if find_spec("pyspark") is None or find_spec("pyarrow") is None:
-        sys.stderr.write("The audit needs Spark: `make audit` installs it, or: pip install -r requirements-audit.lock\n")
-        raise typer.Exit(Exit.NOT_CARRIED_OUT)
+    needs_spark()
     _must_be_a_url(database)
-    if json_file is not None and (json_file.is_dir() or not json_file.parent.is_dir()):
-        raise typer.BadParameter(f"{json_file} cannot be a file", param_hint="--json")
+    check_file(json_file, "--json")
     try:
         from audit import extent
         from audit.reconcile import Markers, carry_out, read_markers
@@ -55,14 +50,12 @@ def reconcile(
             settings = {"spark.driver.memory": driver_memory}
             with session(master, log=Path(folder) / "spark.log", settings=settings) as spark:
                 report = carry_out(spark, found, markers, split_bytes=split_mb << 20)
-        status = Exit.NOT_BALANCED
-        if report["balanced"]:
-            status = Exit.FINDINGS if report["findings"]["total"] else Exit.CLEAN
+        status = status_of(report)
         if json_file is not None:
-            write_report(json_file, {**report, "run": run_part(None, log, master, begun_at, status)})
+            write_report(json_file, {**report, "run": run_part(report_id_of(begun_at), log, master, begun_at, status)})
         _show(Console(soft_wrap=True), report)
     except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: it could not be carried out
-        sys.stderr.write(f"The log could not be reconciled: {in_short(error)}\n")
+        say(f"The log could not be reconciled: {in_short(error)}")
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
     raise typer.Exit(status)
 

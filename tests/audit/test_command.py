@@ -141,6 +141,15 @@ def test_wrong_usage_ends_with_2(tmp_path, options):
     assert audit(*options, cwd=tmp_path).returncode == 2
 
 
+@pytest.mark.parametrize("master", ["spark://127.0.0.1:7077", "yarn", "k8s://https://127.0.0.1"])
+def test_a_page_made_on_a_cluster_is_refused_unless_it_is_said_where_the_rows_go(tmp_path, master):
+    """The executors do not see the driver's own folder."""
+    done = audit("--log", ".", "--html", "report.html", "--master", master, cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert "--parquet" in done.stderr
+
+
 def test_a_report_that_was_kept_is_shown_and_made_a_page_without_spark(tmp_path):
     (tmp_path / "report.json").write_text(json.dumps(kept_report()), "utf-8")
     (tmp_path / "other.json").write_text("[]", "utf-8")

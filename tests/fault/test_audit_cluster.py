@@ -77,3 +77,20 @@ def test_a_submitted_audit_finds_on_two_workers_what_was_planted(master, environ
     assert report["balanced"] is True
     executors = list((tmp_path / "work").glob("app-*/*"))
     assert len(executors) == WORKERS
+
+
+def test_a_submitted_audit_makes_no_page_of_rows_that_its_workers_cannot_write_to_the_drivers_folder(
+    master, environment, tmp_path
+):
+    """Only Spark knows then where it runs."""
+    plant(tmp_path / "store", times=1)
+    audit = ["audit", "run", "--log", "store", "--html", "report.html", "--quiet"]
+
+    done = subprocess.run(
+        [BIN / "spark-submit", "--master", master, "--executor-memory", "512m", JOB, *audit],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 2, done.stderr
+    assert "--parquet" in done.stdout, "spark-submit hands on there what its program says"
+    assert not (tmp_path / "report.html").exists()

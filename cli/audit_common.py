@@ -1,0 +1,102 @@
+"""What the commands of the audit have in common: exit status, what must be installed, how a report is written."""
+
+import json
+import os
+import platform
+import sys
+from datetime import UTC, datetime
+from enum import IntEnum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import typer
+
+_LOCK = "pip install -r requirements-audit.lock"
+_ERROR_CHARACTERS = 2_000
+
+
+class Exit(IntEnum):
+    CLEAN = 0
+    FINDINGS = 1
+    USAGE = 2
+    NOT_CARRIED_OUT = 3
+    NOT_BALANCED = 4
+
+
+def status_of(report: dict[str, Any]) -> Exit:
+    if not report["balanced"]:
+        return Exit.NOT_BALANCED
+    return Exit.FINDINGS if report["findings"]["total"] else Exit.CLEAN
+
+
+def needs_spark() -> None:
+    """Ends with NOT_CARRIED_OUT where it is not installed."""
+    _needs("pyspark", "pyarrow", text=f"The audit needs Spark: `make audit` installs it, or: {_LOCK}")
+
+
+def needs_pyarrow() -> None:
+    _needs("pyarrow", text=f"The archive needs pyarrow: {_LOCK}")
+
+
+def needs_matplotlib() -> None:
+    _needs("matplotlib", text=f"A page with plots needs matplotlib: {_LOCK}")
+
+
+def _needs(*packages: str, text: str) -> None:
+    if any(find_spec(package) is None for package in packages):
+        say(text)
+        raise typer.Exit(Exit.NOT_CARRIED_OUT)
+
+
+def check_file(file: Path | None, option: str) -> None:
+    """Wrong usage, where such a file cannot be written."""
+    if file is not None and (file.is_dir() or not file.parent.is_dir()):
+        raise typer.BadParameter(f"{file} cannot be a file: {file.parent} is no folder, or it is one", param_hint=option)
+
+
+def run_part(report_id: str, log: str, master: str | None, begun_at: datetime, status: Exit) -> dict[str, Any]:
+    """What differs from run to run over the same bytes."""
+    ended_at = datetime.now(UTC)
+    return {
+        "report_id": report_id,
+        "started_at": begun_at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "finished_at": ended_at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "seconds": round((ended_at - begun_at).total_seconds(), 3),
+        "exit_status": int(status),
+        "log": log,
+        **({} if master is None else {"master": master}),
+        "python": platform.python_version(),
+    }
+
+
+def report_id_of(begun_at: datetime) -> str:
+    """Of a report that nobody has given a name."""
+    return f"rpt_{begun_at:%Y%m%dT%H%M%S%f}"
+
+
+def write_report(path: Path, report: dict[str, Any]) -> None:
+    write_whole(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_page(path: Path, report: dict[str, Any]) -> None:
+    from audit import page
+
+    write_whole(path, page.render(report))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """All of it or nothing."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.write_text(text, encoding="utf-8")
+    scratch.replace(path)
+
+
+def in_short(error: Exception) -> str:
+    """Spark's errors go on for pages; what went wrong stands in the last line of the innermost."""
+    text = str(error).partition("\nJVM stacktrace")[0].strip()
+    return f"{type(error).__name__}: {text[:_ERROR_CHARACTERS]}"
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
