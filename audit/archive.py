@@ -17,8 +17,7 @@ import pyarrow.compute as pc
 from crc32c import crc32c
 from pyarrow import fs
 
-from audit import columns, extent
-from audit.commit_log_source import rows
+from audit import columns, extent, log_rows
 from audit.extent import Log
 from audit.log_files import LogReader, Segment, filesystem_of
 from storage.formats import names
@@ -92,7 +91,7 @@ def _about(log: Log, segment: Segment) -> dict[str, Any]:
     schema = columns.arrow_schema(_COUNTED)
     count, times = 0, []
     for part in extent.parts(log._replace(begin=segment.base_offset, end=segment.end_offset)):
-        for batch in rows(log, part, schema):
+        for batch in log_rows.rows(log, part, schema):
             of_records = pc.is_in(batch.column("kind"), pa.array(columns.KINDS))
             found = batch.column("stored_ms").filter(of_records)
             count += len(found)

@@ -43,13 +43,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from audit import columns, decode, extent
+from audit import columns, extent, log_rows
 from audit.extent import Log, Part, Span
-from audit.log_files import LogReader
-from audit.walk import What
 
 NAME = "commitlog"
-_STRETCH_KINDS = {What.DAMAGE: columns.DAMAGED, What.FILLER: columns.FILLER, What.MISSING: columns.MISSING}
 
 
 def encode_log(log: Log) -> str:
@@ -102,7 +99,7 @@ class CommitLogReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, LogPartition):
             return  # of a log without a byte: Spark asks for one partition all the same
-        yield from rows(partition.span, partition.part, to_arrow_schema(self._schema, timezone="UTC"), self._filters)
+        yield from _rows(partition, self._schema, self._filters)
 
 
 class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -141,7 +138,7 @@ class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, LogPartition):
-            yield from rows(partition.span, partition.part, to_arrow_schema(self._schema, timezone="UTC"))
+            yield from _rows(partition, self._schema)
 
 
 class FilteringReader(CommitLogReader):
@@ -155,24 +152,13 @@ class FilteringReader(CommitLogReader):
                 yield one
 
 
-def rows(log: Log | Span, part: Part, schema: pa.Schema, filters: Sequence[Filter] = ()) -> Iterator[pa.RecordBatch]:
-    """The rows of one part, with the columns of the schema, of which none means just their number."""
-    asked = _with_filter_columns(schema, filters)
-    base = part.segment.base_offset if part.segment is not None else part.begin
-    reader = LogReader(log.uri)
-    try:
-        for piece in extent.pieces(log, part, reader):
-            if piece.what is What.RECORDS:
-                found = decode.batches(piece, base, asked)
-            else:
-                stretch = (_STRETCH_KINDS[piece.what], piece.offset, piece.length, piece.reason)
-                found = decode.stretches([stretch], base, asked)
-            for batch in found:
-                kept = _matching(batch, filters)
-                if kept.num_rows:
-                    yield kept.select(schema.names)
-    finally:
-        reader.close()
+def _rows(partition: LogPartition, schema: StructType, filters: Sequence[Filter] = ()) -> Iterator[pa.RecordBatch]:
+    """Those of the partition that the filters let through."""
+    wanted = to_arrow_schema(schema, timezone="UTC")
+    for batch in log_rows.rows(partition.span, partition.part, _with_filter_columns(wanted, filters)):
+        kept = _matching(batch, filters)
+        if kept.num_rows:
+            yield kept.select(wanted.names)
 
 
 # -------------------------------------------------------------------------------------------------------------- filters

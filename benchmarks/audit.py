@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from audit import columns, extent
-from audit.commit_log_source import rows
+from audit import columns, extent, log_rows
 from audit.extent import Log
 from audit.log_files import LogReader
 from audit.outcomes import READ_COLUMNS
@@ -54,7 +53,7 @@ def _write(root: Path) -> Path:
 def _batches(log: Log) -> Iterator[pa.RecordBatch]:
     schema = columns.arrow_schema(READ_COLUMNS)
     for part in extent.parts(log):
-        yield from rows(log, part, schema)
+        yield from log_rows.rows(log, part, schema)
 
 
 def _walk(log: Log) -> int:

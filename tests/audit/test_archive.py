@@ -16,6 +16,12 @@ from tests.support.written_log import WrittenLog
 
 SEGMENT_BYTES = 1 << 12
 ESCROWMQ = Path(sys.executable).with_name("escrowmq")
+WITHOUT_SPARK = """
+import sys
+sys.modules["pyspark"] = None  # whoever imports it fails
+from cli.main import main
+main()
+"""
 
 
 def write(root: Path, *, segments: int) -> WrittenLog:
@@ -96,3 +102,17 @@ def test_the_command_says_what_it_has_copied_and_ends_with_3_where_it_cannot(tmp
     assert (done.returncode, "1 segments copied" in done.stderr) == (0, True)
     assert run("--log", "nowhere", "--to", "archive").returncode == 3
     assert run("--log", str(log.root), "--to", "a-file/archive").returncode == 3
+
+
+def test_the_command_runs_where_spark_is_not_installed(tmp_path):
+    log = write(tmp_path / "store", segments=2)
+
+    def run(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", WITHOUT_SPARK, "audit", *options]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+
+    archived = run("archive", "--log", str(log.root), "--to", "archive")
+
+    assert (archived.returncode, "1 segments copied" in archived.stderr) == (0, True)
+    audited = run("run", "--log", str(log.root))
+    assert (audited.returncode, "The audit needs Spark" in audited.stderr) == (3, True), "the process has no Spark"

@@ -1,0 +1,27 @@
+"""A part of a log as Arrow batches. It needs no Spark."""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from audit import columns, decode, extent
+from audit.extent import Log, Part, Span
+from audit.log_files import LogReader
+from audit.walk import What
+
+_STRETCH_KINDS = {What.DAMAGE: columns.DAMAGED, What.FILLER: columns.FILLER, What.MISSING: columns.MISSING}
+
+
+def rows(log: Log | Span, part: Part, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of one part, with the columns of the schema, of which none means just their number."""
+    base = part.segment.base_offset if part.segment is not None else part.begin
+    reader = LogReader(log.uri)
+    try:
+        for piece in extent.pieces(log, part, reader):
+            if piece.what is What.RECORDS:
+                yield from decode.batches(piece, base, schema)
+            else:
+                stretch = (_STRETCH_KINDS[piece.what], piece.offset, piece.length, piece.reason)
+                yield from decode.stretches([stretch], base, schema)
+    finally:
+        reader.close()
