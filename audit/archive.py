@@ -3,11 +3,16 @@
     TARGET/00000000000000000000         the segment, byte for byte
     TARGET/00000000000000000000.json    its manifest: where it begins, bytes, crc32c, records, first and last time
 
-A segment gets its name when it has been read back and its checksum agrees, its manifest after that: what has a manifest is
-whole. The folder can be audited as it is.
+Of each segment in this order, each step on disk before the next (`whole_files.py`):
+
+1. the copy, as `.part`, read back: its crc32c is that of the bytes that were written;
+2. its name;
+3. its manifest, in the same way. A manifest that stands there vouches for a copy that outlives a power cut.
+
+A segment counts as copied where its manifest parses and states the size that the copy has; else it is copied anew. The folder
+can be audited as it is.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -17,7 +22,7 @@ import pyarrow.compute as pc
 from crc32c import crc32c
 from pyarrow import fs
 
-from audit import columns, extent, log_rows
+from audit import columns, extent, log_rows, manifests, whole_files
 from audit.extent import Log
 from audit.log_files import LogReader, Segment, filesystem_of
 from storage.formats import names
@@ -27,7 +32,7 @@ _COUNTED = ("kind", "stored_ms")
 
 
 class NotCopied(Exception):
-    """What was read back is not what was written."""
+    """What was read back is not what was written; or another log's segment is there."""
 
 
 def sealed_segments(log: Log) -> list[Segment]:
@@ -36,44 +41,55 @@ def sealed_segments(log: Log) -> list[Segment]:
 
 
 def archive(log: Log, target: str, *, on_copied: Callable[[dict[str, Any]], None] = lambda _: None) -> list[dict[str, Any]]:
-    """Copy each sealed segment that has no manifest there yet; the manifests of those that were copied.
+    """Copy each sealed segment that is not there yet; the manifests of those that were copied.
 
     Raises NotCopied, OSError. What was copied before stays.
     """
     filesystem, folder = filesystem_of(target)
-    filesystem.create_dir(folder, recursive=True)
+    whole_files.make_folder(filesystem, folder)
     made = []
     for segment in sealed_segments(log):
         name = names.file_name(segment.base_offset)
-        if filesystem.get_file_info(f"{folder}/{name}.json").type is fs.FileType.File:
+        path = f"{folder}/{name}"
+        if _is_copied(filesystem, path, segment):
             continue
         manifest = {"segment": name, "begin": segment.base_offset, "bytes": segment.size, **_about(log, segment)}
-        manifest["crc32c"] = f"{_copy(log, segment, filesystem, f'{folder}/{name}'):08x}"
-        with filesystem.open_output_stream(f"{folder}/{name}.json") as stream:
-            stream.write((json.dumps(manifest, indent=2) + "\n").encode("utf-8"))
+        manifest["crc32c"] = f"{_copy(log, segment, filesystem, path):08x}"
+        manifests.write(filesystem, path, manifest)
         made.append(manifest)
         on_copied(manifest)
     return made
+
+
+def _is_copied(filesystem: fs.FileSystem, path: str, segment: Segment) -> bool:
+    manifest = manifests.read(filesystem, path, size_in="bytes")
+    if manifest is not None and manifest["bytes"] != segment.size:
+        raise NotCopied(f"{path} has {manifest['bytes']:,} bytes, the segment {segment.size:,}: it is of another log")
+    return manifest is not None
 
 
 def _copy(log: Log, segment: Segment, filesystem: fs.FileSystem, path: str) -> int:
     """The crc32c of all its bytes."""
     reader = LogReader(log.uri)
     written = 0
+
+    def blocks() -> Iterator[bytes]:
+        nonlocal written
+        for block in _blocks(partial(reader.read, segment), segment.base_offset, segment.end_offset):
+            written = crc32c(block, written)
+            yield block
+
     try:
-        with filesystem.open_output_stream(f"{path}.part") as stream:
-            for block in _blocks(partial(reader.read, segment), segment.base_offset, segment.end_offset):
-                written = crc32c(block, written)
-                stream.write(block)
+        part = whole_files.write_part(filesystem, path, blocks())
     finally:
         reader.close()
     read_back = 0
-    with filesystem.open_input_file(f"{path}.part") as file:
+    with filesystem.open_input_file(part) as file:
         for block in _blocks(lambda offset, length: bytes(file.read_at(length, offset)), 0, segment.size):
             read_back = crc32c(block, read_back)
     if read_back != written:
         raise NotCopied(f"{path}: crc32c is {read_back:08x} when read back, {written:08x} was written")
-    filesystem.move(f"{path}.part", path)
+    whole_files.name(filesystem, path)
     return written
 
 

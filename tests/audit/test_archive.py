@@ -1,6 +1,8 @@
 """Sealed segments in an archive: byte for byte, each with a manifest, readable as a log."""
 
 import json
+import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +77,87 @@ def test_a_copy_that_was_cut_off_has_no_manifest_and_is_made_anew(tmp_path):
     (made,) = archiving.archive(extent.find_log(str(log.root)), str(tmp_path / "archive"))
 
     assert (tmp_path / "archive" / made["segment"]).read_bytes() == (log.folder / made["segment"]).read_bytes()
+
+
+def torn_manifest(folder: Path, name: str) -> None:
+    path = folder / f"{name}.json"
+    path.write_bytes(path.read_bytes()[:40])
+
+
+def manifest_of_zeros(folder: Path, name: str) -> None:
+    """As a file system leaves it that has put the length on disk, and not the bytes."""
+    path = folder / f"{name}.json"
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def manifest_of_nothing(folder: Path, name: str) -> None:
+    (folder / f"{name}.json").write_bytes(b"[]")
+
+
+def torn_copy(folder: Path, name: str) -> None:
+    with (folder / name).open("r+b") as file:
+        file.truncate(SEGMENT_BYTES // 2)
+
+
+def no_copy(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+
+
+@pytest.mark.parametrize("damage", [torn_manifest, manifest_of_zeros, manifest_of_nothing, torn_copy, no_copy])
+def test_a_copy_that_its_manifest_does_not_vouch_for_is_made_anew(tmp_path, damage):
+    log, archive = write(tmp_path / "store", segments=3), tmp_path / "archive"
+    first, _ = archiving.archive(extent.find_log(str(log.root)), str(archive))
+    damage(archive, first["segment"])
+
+    again = archiving.archive(extent.find_log(str(log.root)), str(archive))
+
+    assert again == [first]
+    assert (archive / first["segment"]).read_bytes() == (log.folder / first["segment"]).read_bytes()
+    assert json.loads((archive / f"{first['segment']}.json").read_text()) == first
+    assert archiving.archive(extent.find_log(str(log.root)), str(archive)) == []
+
+
+def test_what_lies_there_of_another_log_stays_as_it_is(tmp_path):
+    log = write(tmp_path / "store", segments=2)
+    other = WrittenLog(tmp_path / "other", segment_bytes=2 * SEGMENT_BYTES)
+    while other.end < 2 * SEGMENT_BYTES + 100:
+        other.append(message(b"y" * 300))
+    other.close()
+    archiving.archive(extent.find_log(str(log.root)), str(tmp_path / "archive"))
+    kept = (tmp_path / "archive" / ("0" * 20)).read_bytes()
+
+    with pytest.raises(archiving.NotCopied, match="another log"):
+        archiving.archive(extent.find_log(str(other.root)), str(tmp_path / "archive"))
+
+    assert (tmp_path / "archive" / ("0" * 20)).read_bytes() == kept
+
+
+def test_on_a_disk_each_step_is_synced_before_the_next(tmp_path, monkeypatch):
+    """A folder is synced with its new names, so what a power cut leaves is what stood in it at its last sync."""
+    log, archive = write(tmp_path / "store", segments=2), tmp_path / "deep" / "archive"
+    left_by_a_power_cut: list[dict[str, int]] = []
+    synced_files: dict[int, int] = {}  # inode -> bytes on disk
+    fsync = os.fsync
+
+    def watched(handle: int) -> None:
+        fsync(handle)
+        about = os.fstat(handle)
+        if stat.S_ISREG(about.st_mode):
+            synced_files[about.st_ino] = about.st_size
+        elif os.path.samefile(f"/proc/self/fd/{handle}", archive):
+            found = {path.name: path.stat() for path in archive.iterdir()}
+            left_by_a_power_cut.append({name: synced_files.get(one.st_ino, 0) for name, one in found.items()})
+        else:
+            synced_folders.append(os.readlink(f"/proc/self/fd/{handle}"))
+
+    synced_folders: list[str] = []
+    monkeypatch.setattr(os, "fsync", watched)
+
+    (made,) = archiving.archive(extent.find_log(str(log.root)), str(archive))
+
+    name, manifest_bytes = made["segment"], (archive / f"{made['segment']}.json").stat().st_size
+    assert left_by_a_power_cut == [{name: SEGMENT_BYTES}, {name: SEGMENT_BYTES, f"{name}.json": manifest_bytes}]
+    assert synced_folders == [str(tmp_path / "deep"), str(tmp_path)], "the names of the folders that were made"
 
 
 def test_a_segment_that_is_shorter_than_it_says_is_not_taken_for_whole(tmp_path):

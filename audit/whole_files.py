@@ -1,0 +1,66 @@
+"""Files that are there whole or not at all, on any file system that pyarrow knows.
+
+What is written is called `PATH.part` first, and PATH when all of it is there. On a disk it outlives a power cut:
+
+1. the bytes are synced before the file gets its name: else the name could outlive them;
+2. the folder is synced behind the new name, before anybody is told: else what is written later, as a manifest that vouches for
+   the file, could outlive the name.
+
+An object store has no such moment between: an upload is there when it is closed. HDFS keeps what is closed on several machines.
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from pyarrow import fs
+
+_PART = ".part"
+
+
+def make_folder(filesystem: fs.FileSystem, path: str) -> None:
+    """With those above it. On a disk it is there after a power cut."""
+    missing = []
+    if isinstance(filesystem, fs.LocalFileSystem):
+        missing = [one for one in (Path(path), *Path(path).parents) if not one.exists()]
+    filesystem.create_dir(path, recursive=True)
+    for one in missing:
+        _sync(str(one.parent))
+
+
+def write(filesystem: fs.FileSystem, path: str, data: bytes) -> None:
+    write_part(filesystem, path, [data])
+    name(filesystem, path)
+
+
+def write_part(filesystem: fs.FileSystem, path: str, blocks: Iterable[bytes]) -> str:
+    """The path of the part, which is on disk."""
+    part = f"{path}{_PART}"
+    with filesystem.open_output_stream(part) as stream:
+        for block in blocks:
+            stream.write(block)
+    sync_part(filesystem, path)
+    return part
+
+
+def sync_part(filesystem: fs.FileSystem, path: str) -> None:
+    """On a disk; and the next read takes the bytes from there and not from memory."""
+    if isinstance(filesystem, fs.LocalFileSystem):
+        _sync(f"{path}{_PART}", forget=True)
+
+
+def name(filesystem: fs.FileSystem, path: str) -> None:
+    """The part, which is written, gets its name."""
+    filesystem.move(f"{path}{_PART}", path)
+    if isinstance(filesystem, fs.LocalFileSystem):
+        _sync(str(Path(path).parent))
+
+
+def _sync(path: str, *, forget: bool = False) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+        if forget:
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(handle)
