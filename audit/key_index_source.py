@@ -29,10 +29,13 @@ _FOLDER = "index"
 _AT_ONCE = 1 << 16
 _USUAL_ENTRIES = 4  # for each slot
 _MOST_SLOTS_TRIED = 1 << 16
+_MOST_SLOTS = 1 << 26  # 13 times RocketMQ's; what a file has more would take gigabytes to follow
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class IndexFile(NamedTuple):
+    """`slots` is 0 where the file cannot be read: its header does not fit what it holds."""
+
     path: str
     header: Header
     slots: int
@@ -76,18 +79,21 @@ class KeyIndexReader(DataSourceReader):
 
 
 def index_files(uri: str) -> list[IndexFile]:
-    """Those with entries, oldest first. One of which the number of slots cannot be told has 0."""
+    """Those with entries, oldest first, and those that cannot be read."""
     filesystem, path = filesystem_of(uri)
     found = filesystem.get_file_info(fs.FileSelector(f"{path.rstrip('/')}/{_FOLDER}", allow_not_found=True))
     files = []
     for info in sorted(found, key=lambda info: info.base_name):
-        if info.type is not fs.FileType.File or not index_file.is_file_name(info.base_name) or info.size < HEADER_BYTES:
+        if info.type is not fs.FileType.File or not index_file.is_file_name(info.base_name) or not info.size:
             continue
         with filesystem.open_input_file(info.path) as opened:
-            header = index_file.decode_header(opened.read_at(HEADER_BYTES, 0))
-            slots = None if header.is_empty else _slots(opened, info.size, header)
-        if not header.is_empty:
-            files.append(IndexFile(info.path, header, slots or 0))
+            raw = opened.read_at(min(HEADER_BYTES, info.size), 0)
+            if len(raw) < HEADER_BYTES:
+                files.append(IndexFile(info.path, Header(0, 0, 0, 0, 0, 0), 0))
+                continue
+            header = index_file.decode_header_as_stated(raw)
+            if header.next_entry not in (0, 1):  # of a file that nobody has written an entry to
+                files.append(IndexFile(info.path, header, _slots(opened, info.size, header) or 0))
     return files
 
 
@@ -134,14 +140,24 @@ def _blocks(file: IndexFile, opened: pa.NativeFile) -> Iterator[tuple[int, Any]]
 
 
 def _slots(opened: pa.NativeFile, size: int, header: Header) -> int | None:
-    """How many slots a file has, which is not written down: RocketMQ's ratio where it fits, or what the file bears out."""
+    """How many slots a file has, which is not written down: RocketMQ's ratio where it fits, or what the file bears out.
+
+    Nothing protects the header: what it says is held against the length of the file before anything is done with it. None
+    where no number of slots fits it.
+    """
     room = size - HEADER_BYTES
     usual, left = divmod(room, SLOT.itemsize + _USUAL_ENTRIES * ENTRY.itemsize)
-    if not left:
+    if not left and _has_room(usual, size, header):
         return usual
     most, step = room // SLOT.itemsize, ENTRY.itemsize // SLOT.itemsize
     others = range(most % step, min(most, _MOST_SLOTS_TRIED), step)
-    return next((slots for slots in others if _bears_out(opened, slots, header)), None)
+    return next((slots for slots in others if _has_room(slots, size, header) and _bears_out(opened, slots, header)), None)
+
+
+def _has_room(slots: int, size: int, header: Header) -> bool:
+    """Has a file of this size, with so many slots, room for the entries that its header counts?"""
+    is_in_order = 0 < slots <= _MOST_SLOTS and 0 < header.next_entry <= _USUAL_ENTRIES * _MOST_SLOTS
+    return is_in_order and index_file.entry_at(slots, header.next_entry) <= size
 
 
 def _bears_out(opened: pa.NativeFile, slots: int, header: Header) -> bool:

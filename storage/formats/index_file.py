@@ -63,8 +63,13 @@ def encode_header(header: Header) -> bytes:
 
 def decode_header(raw: bytes) -> Header:
     """A file that nobody has written to counts as empty."""
-    header = Header._make(_HEADER.unpack_from(raw))
+    header = decode_header_as_stated(raw)
     return header._replace(next_entry=max(1, header.next_entry))
+
+
+def decode_header_as_stated(raw: bytes) -> Header:
+    """What stands there, whether it can be or not."""
+    return Header._make(_HEADER.unpack_from(raw))
 
 
 def file_bytes(slots: int, entries: int) -> int:

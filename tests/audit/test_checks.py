@@ -13,6 +13,8 @@ from audit.checks.material import Found
 from audit.checks.policies import Policy
 from audit.checks.queues import is_gapless
 from audit.transaction_audit import Scope, carry_out
+from storage.formats import index_file
+from storage.formats.index_file import Header
 from tests.audit.test_outcomes import BROKERS, OURS, unpacked
 from tests.support.builders import message
 from tests.support.planted_checks import WRONG, decide_by_check, plant
@@ -85,6 +87,19 @@ def test_of_a_damaged_append_the_record_that_is_whole_is_named(spark, tmp_path):
     assert found["integrity"].items[0]["log_offset"] == second.log_offset
     assert found["integrity"].numbers["lost_bytes"] == second.log_offset - log.borders[1]
     assert found["queues"].items[0]["missing"] == 1
+
+
+def test_an_index_file_whose_header_is_damaged_is_named_and_ends_no_audit(spark, tmp_path):
+    log = WrittenLog(tmp_path / "store")
+    log.append(message())
+    log.close()
+    (tmp_path / "store" / "index").mkdir()
+    raw = index_file.encode_header(Header(0, 0, 0, 0, 0, 1 << 30)).ljust(index_file.file_bytes(4, 16), b"\0")
+    (tmp_path / "store" / "index" / "20270115080000000").write_bytes(raw)
+
+    found = checked(spark, log.root, Asked(("index",)))
+
+    assert found["index"].numbers == {"files": 1, "unread_files": ["20270115080000000"]}
 
 
 @pytest.mark.parametrize(
