@@ -17,7 +17,6 @@ from txn.turns import Turns
 log = structlog.get_logger()
 
 _RETRY_MS = 60_000  # one that was set aside is looked at again
-_SLICE = 2_000  # transactions looked at in one turn of the loop
 _TOGETHER = 500  # transactions whose checks are ended at once: one sync serves them all
 
 
@@ -59,7 +58,10 @@ class Asking:
     async def _offer_due(self, now_ms: int) -> int:
         """Open the checks that are due; how many. What is exhausted is left to the sweep: that takes the disk's time."""
         offered = 0
-        for number, transaction in enumerate(self._table.take_due(now_ms), 1):
+        for transaction in self._table.take_due(now_ms):
+            if transaction is None:
+                await asyncio.sleep(0)  # after a long stop a million may be due at once
+                continue
             plan = self._plan(transaction, now_ms)
             if plan.step is Step.EXHAUST:
                 self._exhausted[transaction.transaction_id] = transaction
@@ -70,8 +72,6 @@ class Asking:
                     offered += 1
                 assert plan.look_again_ms is not None
                 self._table.look_again(transaction, plan.look_again_ms)
-            if number % _SLICE == 0:
-                await asyncio.sleep(0)  # after a long stop a million may be due at once
         return offered
 
     def set_aside(self) -> dict[str, str]:

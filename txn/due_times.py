@@ -1,7 +1,9 @@
-"""Who is to be looked at when: a heap for the next two seconds, and what comes later by the two seconds, 8 bytes each. Pure.
+"""Who is to be looked at when: the next two seconds by the millisecond, what comes later by the two seconds, 8 bytes each. Pure.
 
 An entry is a number, and counts only while its owner says the same time of it: so what has become pointless need not be looked
 for. It is passed over when its time comes, or before that where there is more of it than of what counts.
+
+A million may have one time. Whatever handles many of them does so in pieces, and others may have a turn between two of those.
 """
 
 import heapq
@@ -9,6 +11,7 @@ from array import array
 from collections.abc import Callable, Iterator
 
 _BITS = 11  # 2,048 ms
+_PIECE = 500  # entries that are looked at without a pause
 _LOOKED_AT = 64  # entries at least, when some are dropped
 
 
@@ -16,10 +19,14 @@ class DueTimes:
     def __init__(self, look_at: Callable[[int], int | None]) -> None:
         """`look_at` says when this number is to be looked at; None: no more."""
         self._look_at = look_at
-        self._near: list[tuple[int, int]] = []
+        self._near: dict[int, _Row] = {}  # by millisecond
+        self._moments: list[int] = []  # of those a heap
         self._far: dict[int, array[int]] = {}  # by bucket
         self._buckets: list[int] = []  # of those a heap
-        self._opened = -(1 << 62)  # up to this bucket all is near
+        self._opened = -(1 << 62)  # up to this bucket all is near, but for
+        self._opening: _Row | None = None  # what is left of it
+        self._seen: set[int] = set()  # what came out of that
+        self._cleaning: _Cleaning | None = None
         self._to_clean: list[int] = []  # buckets
         self._count = 0
 
@@ -31,7 +38,7 @@ class DueTimes:
         bucket = at_ms >> _BITS
         self._count += 1
         if bucket <= self._opened:
-            heapq.heappush(self._near, (at_ms, number))
+            self._add_near(at_ms, number)
             return
         found = self._far.get(bucket)
         if found is None:
@@ -39,49 +46,118 @@ class DueTimes:
             heapq.heappush(self._buckets, bucket)
         found.append(number)
 
-    def take(self, now_ms: int) -> Iterator[int]:
-        """Those whose time has come, the earliest first."""
+    def take(self, now_ms: int) -> Iterator[int | None]:
+        """Those whose time has come, the earliest first. None, now and then: others may have a turn before it goes on."""
+        looked_at = 0
         while True:
-            if self._near and self._near[0][0] <= now_ms:
-                at_ms, number = heapq.heappop(self._near)
-                self._count -= 1
+            if self._opening is not None:
+                self._open_some(self._opening)
+                if self._opening is not None:
+                    yield None
+            elif self._moments and self._moments[0] <= now_ms:
+                at_ms = self._moments[0]
+                number = self._take_near(at_ms)
                 if self._look_at(number) == at_ms:
                     yield number
+                looked_at += 1
+                if looked_at % _PIECE == 0:
+                    yield None
             elif self._buckets and self._buckets[0] <= now_ms >> _BITS:
-                self._open(heapq.heappop(self._buckets))
+                self._opened = heapq.heappop(self._buckets)
+                self._opening = _Row(self._far.pop(self._opened))
             else:
                 return
 
     def next_ms(self) -> int | None:
         """Nobody is to be looked at before."""
-        if self._near:
-            return self._near[0][0]
-        return self._buckets[0] << _BITS if self._buckets else None
+        moments = [self._moments[0]] if self._moments else []
+        if self._opening is not None:
+            moments.append(self._opened << _BITS)
+        elif not moments and self._buckets:
+            moments.append(self._buckets[0] << _BITS)
+        return min(moments, default=None)
 
     def drop_some(self) -> None:
         """Some of those that do not count any more. Called again and again, it comes to all of them."""
         looked_at = 0
         while looked_at < _LOOKED_AT and self._far:
-            if not self._to_clean:
-                self._to_clean = list(self._far)
-            bucket = self._to_clean.pop()
-            numbers = self._far.get(bucket)
-            if numbers is not None:
-                looked_at += len(numbers) + 1  # it may be empty, and all of them may be
-                kept = array("q", [number for _, number in self._counting(bucket, numbers)])
-                self._count -= len(numbers) - len(kept)
-                self._far[bucket] = kept
+            cleaning = self._cleaning
+            if cleaning is None or self._far.get(cleaning.bucket) is not cleaning.row.numbers:
+                self._to_clean = self._to_clean or list(self._far)
+                bucket = self._to_clean.pop()
+                if bucket in self._far:
+                    self._cleaning = _Cleaning(bucket, self._far[bucket])
+                continue
+            looked_at += 1
+            if cleaning.row.is_empty:
+                self._count -= len(cleaning.row.numbers) - len(cleaning.kept)
+                self._far[cleaning.bucket] = cleaning.kept
+                self._cleaning = None
+            else:
+                number = cleaning.row.pop()
+                at_ms = self._look_at(number)
+                if at_ms is not None and at_ms >> _BITS == cleaning.bucket and number not in cleaning.seen:
+                    cleaning.seen.add(number)
+                    cleaning.kept.append(number)
 
-    def _open(self, bucket: int) -> None:
-        numbers = self._far.pop(bucket)
-        self._count -= len(numbers)
-        self._opened = bucket
-        for entry in self._counting(bucket, numbers):
-            heapq.heappush(self._near, entry)
-            self._count += 1
-
-    def _counting(self, bucket: int, numbers: "array[int]") -> Iterator[tuple[int, int]]:
-        for number in dict.fromkeys(numbers):
+    def _open_some(self, opening: "_Row") -> None:
+        """Put the next ones of the bucket where they belong."""
+        for _ in range(_PIECE):
+            if opening.is_empty:
+                self._opening = None
+                self._seen = set()
+                return
+            number = opening.pop()
             at_ms = self._look_at(number)
-            if at_ms is not None and at_ms >> _BITS == bucket:
-                yield at_ms, number
+            if at_ms is not None and at_ms >> _BITS == self._opened and number not in self._seen:
+                self._seen.add(number)
+                self._add_near(at_ms, number)
+            else:
+                self._count -= 1
+
+    def _add_near(self, at_ms: int, number: int) -> None:
+        row = self._near.get(at_ms)
+        if row is None:
+            row = self._near[at_ms] = _Row(array("q"))
+            heapq.heappush(self._moments, at_ms)
+        row.numbers.append(number)
+
+    def _take_near(self, at_ms: int) -> int:
+        row = self._near[at_ms]
+        number = row.pop()
+        if row.is_empty:
+            del self._near[at_ms]
+            heapq.heappop(self._moments)
+        self._count -= 1
+        return number
+
+
+class _Row:
+    """Numbers that are taken from the front, while others come in behind."""
+
+    __slots__ = ("_taken", "numbers")
+
+    def __init__(self, numbers: "array[int]") -> None:
+        self.numbers = numbers
+        self._taken = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return self._taken == len(self.numbers)
+
+    def pop(self) -> int:
+        number = self.numbers[self._taken]
+        self._taken += 1
+        return number
+
+
+class _Cleaning:
+    """A bucket of which one after another is looked at, and what of it counts."""
+
+    __slots__ = ("bucket", "kept", "row", "seen")
+
+    def __init__(self, bucket: int, numbers: "array[int]") -> None:
+        self.bucket = bucket
+        self.row = _Row(numbers)
+        self.kept = array("q")
+        self.seen: set[int] = set()

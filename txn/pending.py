@@ -210,10 +210,13 @@ class TransactionTable:
         """Its plan is to be made anew then, and not at the time that was said before."""
         self._look_at(transaction, transaction.sequence, at_ms)
 
-    def take_due(self, now_ms: int) -> Iterator[Transaction]:
-        """Undecided, not held transactions whose plan is to be made anew; each comes once for each `look_again`."""
+    def take_due(self, now_ms: int) -> Iterator[Transaction | None]:
+        """Undecided, not held transactions whose plan is to be made anew; each comes once for each `look_again`.
+
+        None, now and then: others may have a turn before it goes on.
+        """
         for sequence in self._due.take(now_ms):
-            yield self._all[self._open[sequence]]
+            yield None if sequence is None else self._all[self._open[sequence]]
 
     def next_due_ms(self) -> int | None:
         """No plan is to be made anew before."""
