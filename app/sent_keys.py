@@ -19,6 +19,7 @@ import msgspec
 from app.problems import Problem
 from storage.clock import Clock
 from storage.errors import IdempotencyInProgress, IdempotencyKeyReused
+from storage.formats import parts
 from storage.formats.names import SENT_KEY_TOPIC
 from storage.message import Appended, Message, QueueId, StoredMessage
 from storage.store import AppliedPrefix, KeyLookup, MessageStore, Snapshot, Snapshots, SyncedPosition, find_message
@@ -95,8 +96,8 @@ class SentKeys:
         await self._store.create_topic(SENT_KEY_TOPIC, queue_count=1)
         snapshot = await self._store.load_snapshot(SNAPSHOT) if isinstance(self._store, Snapshots) else None
         if snapshot is not None:
-            for piece in msgspec.msgpack.decode(snapshot.data, type=list[bytes]):
-                for sent in _table_decoder.decode(piece):
+            for part in parts.read(snapshot.data):
+                for sent in _table_decoder.decode(part):
                     self._keep(sent)
             self._applied.restart(snapshot.positions[_QUEUE])
             self._kept_end = self._applied.end
@@ -196,11 +197,13 @@ class SentKeys:
         """Keep the table; False where nothing has changed, or none can be kept."""
         if not isinstance(self._store, Snapshots) or self._applied.end == self._kept_end:
             return False
-        end, all_sent, pieces = self._applied.end, list(self._sent.values()), []
-        for at in range(0, len(all_sent), _SNAPSHOT_SLICE):
-            pieces.append(msgspec.msgpack.encode(all_sent[at : at + _SNAPSHOT_SLICE]))
+        end, all_sent = self._applied.end, list(self._sent.values())
+        slices = range(0, len(all_sent), _SNAPSHOT_SLICE)
+        pieces = [parts.head(len(slices))]
+        for at in slices:
+            pieces.append(parts.framed(msgspec.msgpack.encode(all_sent[at : at + _SNAPSHOT_SLICE])))
             await asyncio.sleep(0)
-        await self._store.save_snapshot(SNAPSHOT, Snapshot(msgspec.msgpack.encode(pieces), {_QUEUE: end}))
+        await self._store.save_snapshot(SNAPSHOT, Snapshot(pieces, {_QUEUE: end}))
         self._kept_end = end
         return True
 

@@ -99,6 +99,6 @@ class LeaseJournal:
             return False
         # In one go, so that the table is of one moment: a million unsettled messages are 20 MB of arrays to copy.
         data = msgspec.msgpack.encode(self.table.dump(self.now()))
-        await self.store.save_snapshot(SNAPSHOT, Snapshot(data, {LEASE_QUEUE: end}))
+        await self.store.save_snapshot(SNAPSHOT, Snapshot((data,), {LEASE_QUEUE: end}))
         self._kept_end = end
         return True

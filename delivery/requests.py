@@ -142,7 +142,7 @@ class Requests:
             return False
         stored = [request for request in self.table if request.request_id not in self._unstored]
         dump = _Dump(stored, self.table.cancelled, self.table.has_forgotten)
-        await self._store.save_snapshot(SNAPSHOT, Snapshot(msgspec.msgpack.encode(dump), {REQUEST_QUEUE: end}))
+        await self._store.save_snapshot(SNAPSHOT, Snapshot((msgspec.msgpack.encode(dump),), {REQUEST_QUEUE: end}))
         self._kept_end = end
         return True
 

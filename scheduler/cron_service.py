@@ -167,7 +167,7 @@ class CronService:
         if not isinstance(self._store, Snapshots) or end == self._kept_end:
             return False
         data = msgspec.msgpack.encode(self.table.settled())
-        await self._store.save_snapshot(SNAPSHOT, Snapshot(data, {CRON_QUEUE: end}))
+        await self._store.save_snapshot(SNAPSHOT, Snapshot((data,), {CRON_QUEUE: end}))
         self._kept_end = end
         return True
 

@@ -139,7 +139,7 @@ class ScheduleLog:
         if not isinstance(self._store, Snapshots) or position == self._saved_position:
             return False
         self._saved_position = position
-        await self._store.save_snapshot(SNAPSHOT, Snapshot(self._progress.dump(), {MARK_QUEUE: position}))
+        await self._store.save_snapshot(SNAPSHOT, Snapshot((self._progress.dump(),), {MARK_QUEUE: position}))
         return True
 
     async def _wait_durable(self, place: Appended) -> None:

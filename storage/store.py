@@ -246,10 +246,17 @@ class SegmentListing(Protocol):
 
 
 class Snapshot(NamedTuple):
-    """Bytes of a derived table, and up to where in each queue they reflect what was read."""
+    """Bytes of a derived table, and up to where in each queue they reflect what was read.
 
-    data: bytes
+    They may be given in pieces, so that nobody has to join a large table, and are written so; they may come back in others.
+    """
+
+    pieces: Sequence[bytes]
     positions: Mapping[QueueId, int]
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(self.pieces)
 
 
 @runtime_checkable

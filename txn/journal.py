@@ -10,6 +10,7 @@ import msgspec
 
 from storage.clock import Clock
 from storage.errors import Backpressure, TransactionExpired, UnknownTransaction
+from storage.formats import parts
 from storage.identifiers import Identifiers
 from storage.message import Appended, Durability, Message, QueueId, StoredMessage
 from storage.store import AppliedPrefix, MessageStore, Reserve, Snapshot, Snapshots, SyncedPosition
@@ -173,12 +174,13 @@ class Journal:
         positions = self._positions()
         if not isinstance(self.store, Snapshots) or positions == self._kept_positions:
             return False
-        pieces = []
         transactions = list(self.table)
-        for at in range(0, len(transactions), _SNAPSHOT_SLICE):
-            pieces.append(msgspec.msgpack.encode(transactions[at : at + _SNAPSHOT_SLICE]))
+        slices = range(0, len(transactions), _SNAPSHOT_SLICE)
+        pieces = [parts.head(len(slices))]
+        for at in slices:
+            pieces.append(parts.framed(msgspec.msgpack.encode(transactions[at : at + _SNAPSHOT_SLICE])))
             await asyncio.sleep(0)
-        await self.store.save_snapshot(SNAPSHOT, Snapshot(msgspec.msgpack.encode(pieces), positions))
+        await self.store.save_snapshot(SNAPSHOT, Snapshot(pieces, positions))
         self._kept_positions = positions
         return True
 
@@ -192,8 +194,8 @@ class Journal:
         if snapshot is None:
             return
         decoder = msgspec.msgpack.Decoder(list[Transaction])
-        for piece in msgspec.msgpack.decode(snapshot.data, type=list[memoryview]):
-            for transaction in decoder.decode(piece):
+        for part in parts.read(snapshot.data):
+            for transaction in decoder.decode(part):
                 self.table.add(transaction)
         for queue, queue_offset in snapshot.positions.items():
             self._applied[queue].restart(queue_offset)

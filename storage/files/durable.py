@@ -1,5 +1,6 @@
 """Small whole files, replaced atomically: after a crash there is the old content or the new, never a mixture."""
 
+from collections.abc import Iterable
 from pathlib import PurePath
 
 from storage.files.vfs import Vfs
@@ -7,11 +8,19 @@ from storage.files.vfs import Vfs
 
 def replace(vfs: Vfs, path: PurePath, data: bytes, *, scratch: PurePath) -> None:
     """Durable on return. `scratch` is a folder on the same file system where the new file is made."""
+    replace_by_pieces(vfs, path, (data,), scratch=scratch)
+
+
+def replace_by_pieces(vfs: Vfs, path: PurePath, pieces: Iterable[bytes], *, scratch: PurePath) -> None:
+    """As `replace`, where the content is too large to be had in one piece."""
     made = scratch / path.name
     file = vfs.open(made, create=True)
     try:
         file.extend(0)
-        file.write(0, data)
+        end = 0
+        for piece in pieces:
+            file.write(end, piece)
+            end += len(piece)
         file.sync()
     finally:
         file.close()

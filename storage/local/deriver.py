@@ -178,7 +178,9 @@ class Deriver:
         if is_thorough:
             snapshots, self._kept = self._kept, {}
             if self._offsets.has_changed:
-                snapshots[OFFSETS_SNAPSHOT] = Snapshot(self._offsets.encode(), {OFFSET_QUEUE: self._queues[OFFSET_QUEUE].end})
+                snapshots[OFFSETS_SNAPSHOT] = Snapshot(
+                    (self._offsets.encode(),), {OFFSET_QUEUE: self._queues[OFFSET_QUEUE].end}
+                )
             self.thorough_begun += 1
             queues_snapshot = QueuesSnapshot.of(self._queues, log_offset=log_end, stored_at_ms=stored_at_ms)
             due = self._due_index.freeze()

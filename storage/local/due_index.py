@@ -315,7 +315,7 @@ class LocalDueIndex:
             kept.append(Part(file))
         listed = [(part.file.number, part.file.count, part.begin) for part in kept]
         data = msgspec.msgpack.encode(_Kept(number + 1, *pending.counts, listed))
-        return Made(pending.generation, tuple(kept), number + 1, Snapshot(data, pending.positions))
+        return Made(pending.generation, tuple(kept), number + 1, Snapshot((data,), pending.positions))
 
 
 def _first_due(sources: Sequence[Source]) -> Key | None:

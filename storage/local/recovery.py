@@ -77,7 +77,7 @@ class QueuesSnapshot(msgspec.Struct, frozen=True):
         return cls(log_offset, stored_at_ms, rows)
 
     def wrap(self) -> Snapshot:
-        return Snapshot(msgspec.msgpack.encode(self), {})
+        return Snapshot((msgspec.msgpack.encode(self),), {})
 
 
 _snapshot_decoder = msgspec.msgpack.Decoder(QueuesSnapshot)

@@ -15,6 +15,7 @@ import msgspec
 from crc32c import crc32c
 
 from storage.files import durable
+from storage.formats import parts
 from storage.local.data_directory import DataDirectory
 from storage.message import QueueId
 from storage.store import Snapshot
@@ -22,7 +23,8 @@ from storage.store import Snapshot
 MAGIC = b"EMQSNAP1"
 _CRC = struct.Struct(">I")
 _HEAD_BYTES = len(MAGIC) + _CRC.size
-_decoder = msgspec.msgpack.Decoder(tuple[list[tuple[str, int, int]], bytes])
+_PAIR = b"\x92"  # msgpack: a list of two
+_decoder = msgspec.msgpack.Decoder(tuple[list[tuple[str, int, int]], memoryview])
 
 
 class SnapshotFiles:
@@ -32,23 +34,28 @@ class SnapshotFiles:
         self._directory = directory
 
     def save(self, name: str, snapshot: Snapshot) -> None:
-        """Durable on return."""
+        """Durable on return. A piece at a time: this thread must not keep the others waiting for as long as all of it takes."""
         positions = [(queue.topic, queue.number, queue_offset) for queue, queue_offset in snapshot.positions.items()]
-        body = msgspec.msgpack.encode((positions, snapshot.data))
-        data = MAGIC + _CRC.pack(crc32c(body)) + body
-        durable.replace(
-            self._directory.vfs, self._directory.snapshots / name, data, scratch=self._directory.making
-        )  # fmt: skip
+        begin = _PAIR + msgspec.msgpack.encode(positions) + parts.frame(sum(map(len, snapshot.pieces)))
+        crc = crc32c(begin)
+        for piece in snapshot.pieces:
+            crc = crc32c(piece, crc)
+        durable.replace_by_pieces(
+            self._directory.vfs,
+            self._directory.snapshots / name,
+            [MAGIC + _CRC.pack(crc) + begin, *snapshot.pieces],
+            scratch=self._directory.making,
+        )
 
     def load(self, name: str) -> Snapshot | None:
         raw = durable.read_whole(self._directory.vfs, self._directory.snapshots / name)
         if raw is None or len(raw) < _HEAD_BYTES or not raw.startswith(MAGIC):
             return None
-        body = raw[_HEAD_BYTES:]
+        body = memoryview(raw)[_HEAD_BYTES:]
         if _CRC.unpack_from(raw, len(MAGIC))[0] != crc32c(body):
             return None
         try:
             positions, data = _decoder.decode(body)
         except msgspec.DecodeError:
             return None
-        return Snapshot(data, {QueueId(topic, number): queue_offset for topic, number, queue_offset in positions})
+        return Snapshot((bytes(data),), {QueueId(topic, number): queue_offset for topic, number, queue_offset in positions})

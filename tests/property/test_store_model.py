@@ -79,7 +79,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(data=st.binary(max_size=9))
     def keep(self, data: bytes) -> None:
-        self._both(lambda store: store.save_snapshot("table", Snapshot(data, {})))
+        self._both(lambda store: store.save_snapshot("table", Snapshot((data,), {})))
 
     @rule(ms=st.integers(1, 50))
     def pass_time(self, ms: int) -> None:
@@ -94,7 +94,7 @@ class StoreMachine(RuleBasedStateMachine):
     def kill(self) -> None:
         self._restart()
         # What was kept a moment before the kill may or may not have been written: nothing is promised, so begin anew.
-        self._both(lambda store: store.save_snapshot("table", Snapshot(b"", {})))
+        self._both(lambda store: store.save_snapshot("table", Snapshot((b"",), {})))
 
     @invariant()
     def every_queue_is_the_same(self) -> None:

@@ -720,7 +720,7 @@ def test_a_snapshot_that_reflects_more_than_the_log_holds_is_not_given_back():
     async def main(world):
         store = await open_with_orders(world, options())
         await store.append(messages(5))
-        await store.save_snapshot("table", Snapshot(b"x", {QUEUE: 9}))
+        await store.save_snapshot("table", Snapshot((b"x",), {QUEUE: 9}))
         await store.aclose()
 
     async def again(world):

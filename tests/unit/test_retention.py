@@ -292,8 +292,8 @@ def test_an_offset_that_is_committed_while_it_is_put_back_is_the_one_that_counts
 
 def test_a_snapshot_that_has_not_seen_what_was_dropped_is_not_given_back():
     async def life(world, store):
-        await store.save_snapshot("seen", Snapshot(b"all", {ORDERS: 100}))
-        await store.save_snapshot("late", Snapshot(b"half", {ORDERS: 1}))
+        await store.save_snapshot("seen", Snapshot((b"all",), {ORDERS: 100}))
+        await store.save_snapshot("late", Snapshot((b"half",), {ORDERS: 1}))
         await send(store, 100)
         await asyncio.sleep(61)
         assert await expire(world, store)
