@@ -25,7 +25,7 @@ class DueTimes:
         self._buckets: list[int] = []  # of those a heap
         self._opened = -(1 << 62)  # up to this bucket all is near, but for
         self._opening: _Row | None = None  # what is left of it
-        self._seen: set[int] = set()  # what came out of that
+        self._seen: dict[int, None] = {}  # what came out of that: no set, which the garbage collector would walk
         self._cleaning: _Cleaning | None = None
         self._to_clean: list[int] = []  # buckets
         self._count = 0
@@ -97,7 +97,7 @@ class DueTimes:
                 number = cleaning.row.pop()
                 at_ms = self._look_at(number)
                 if at_ms is not None and at_ms >> _BITS == cleaning.bucket and number not in cleaning.seen:
-                    cleaning.seen.add(number)
+                    cleaning.seen[number] = None
                     cleaning.kept.append(number)
 
     def _open_some(self, opening: "_Row") -> None:
@@ -105,12 +105,12 @@ class DueTimes:
         for _ in range(_PIECE):
             if opening.is_empty:
                 self._opening = None
-                self._seen = set()
+                self._seen = {}
                 return
             number = opening.pop()
             at_ms = self._look_at(number)
             if at_ms is not None and at_ms >> _BITS == self._opened and number not in self._seen:
-                self._seen.add(number)
+                self._seen[number] = None
                 self._add_near(at_ms, number)
             else:
                 self._count -= 1
@@ -160,4 +160,4 @@ class _Cleaning:
         self.bucket = bucket
         self.row = _Row(numbers)
         self.kept = array("q")
-        self.seen: set[int] = set()
+        self.seen: dict[int, None] = {}
