@@ -30,6 +30,10 @@ class _Server(uvicorn.Server):
         self._wiring = wiring
         wiring.on_fatal = self._end
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        _leave_alone_what_is_loaded()  # a million pending transactions, say
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._wiring.begin_stop()
         await super().shutdown(sockets)
@@ -69,11 +73,15 @@ def run(settings: Settings) -> int:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, settings.http.stop_timeout_ms // 1000),
     )
-    # What is loaded now stays. Left to the collector, it is walked twice a second under load, 60 to 100 ms each time.
-    gc.collect()
-    gc.freeze()
+    _leave_alone_what_is_loaded()
     _Server(config, wiring).run(sockets=[listener])
     return wiring.exit_code
+
+
+def _leave_alone_what_is_loaded() -> None:
+    """It stays. Left to the garbage collector, it is walked twice a second under load, 60 to 100 ms each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def _listen(host: str, port: int) -> socket.socket:
