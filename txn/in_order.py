@@ -3,22 +3,27 @@
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from itertools import compress
+
+_GONE, _CLOSED, _OPEN = range(3)
 
 
 class InOrder:
-    """Ids by an ever-growing sequence number, with a cheap way to go on behind one of them: 16 bytes each."""
+    """Ids by an ever-growing sequence number, some of them open, with a cheap way to go on behind one: 17 bytes each."""
 
     def __init__(self) -> None:
         self._sequences = array("q")
-        self._ids: list[str | None] = []  # beside their sequence numbers; None: discarded
-        self._count = 0
+        self._ids: list[str] = []  # beside their sequence numbers
+        self._states = bytearray()  # beside them too
+        self._gone = 0
+        self.open_count = 0
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._ids) - self._gone
 
     def get(self, sequence: int) -> str | None:
-        at = bisect_left(self._sequences, sequence)
-        return self._ids[at] if at < len(self._sequences) and self._sequences[at] == sequence else None
+        at = self._find(sequence)
+        return None if at is None else self._ids[at]
 
     def __getitem__(self, sequence: int) -> str:
         """Raises KeyError."""
@@ -27,33 +32,60 @@ class InOrder:
             raise KeyError(sequence)
         return found
 
-    def add(self, sequence: int, identifier: str) -> None:
-        self._count += 1
+    def add(self, sequence: int, identifier: str, *, is_open: bool) -> None:
+        state = _OPEN if is_open else _CLOSED
+        self.open_count += is_open
         if not self._sequences or sequence > self._sequences[-1]:
             self._sequences.append(sequence)
             self._ids.append(identifier)
+            self._states.append(state)
             return
-        at = bisect_right(self._sequences, sequence)
+        at = bisect_left(self._sequences, sequence)
+        if self._sequences[at] == sequence and self._states[at] == _GONE:
+            self._ids[at], self._states[at] = identifier, state
+            self._gone -= 1
+            return
         self._sequences.insert(at, sequence)
         self._ids.insert(at, identifier)
+        self._states.insert(at, state)
+
+    def close(self, sequence: int) -> None:
+        """It is open no more."""
+        self._put(sequence, _CLOSED)
 
     def discard(self, sequence: int) -> None:
-        at = bisect_left(self._sequences, sequence)
-        if at == len(self._sequences) or self._sequences[at] != sequence or self._ids[at] is None:
-            return
-        self._ids[at] = None
-        self._count -= 1
-        if len(self._ids) > 2 * self._count + 64:
-            kept = [number for number, identifier in enumerate(self._ids) if identifier is not None]
-            self._sequences = array("q", [self._sequences[number] for number in kept])
-            self._ids = [self._ids[number] for number in kept]
+        at = self._put(sequence, _GONE)
+        if at is not None:
+            self._ids[at] = ""
+        if len(self._ids) > 2 * len(self) + 64:
+            self._sequences = array("q", compress(self._sequences, self._states))
+            self._ids = list(compress(self._ids, self._states))
+            self._states = self._states.replace(bytes([_GONE]), b"")
+            self._gone = 0
 
-    def after(self, sequence: int) -> Iterator[str]:
-        """As it is at each step: what is added and discarded meanwhile counts."""
-        at = bisect_right(self._sequences, sequence)
-        while at < len(self._ids):
-            sequence, identifier = self._sequences[at], self._ids[at]
-            at += 1
-            if identifier is not None:
-                yield identifier
-                at = bisect_right(self._sequences, sequence)
+    def after(self, sequence: int, *, only_open: bool = False) -> Iterator[str]:
+        """As it is at each step: what is added, closed and discarded meanwhile counts."""
+        while True:
+            at = bisect_right(self._sequences, sequence)
+            if only_open:
+                at = self._states.find(_OPEN, at)
+            else:
+                while at < len(self._states) and self._states[at] == _GONE:
+                    at += 1
+            if not 0 <= at < len(self._ids):
+                return
+            sequence = self._sequences[at]
+            yield self._ids[at]
+
+    def _find(self, sequence: int) -> int | None:
+        at = bisect_left(self._sequences, sequence)
+        is_there = at < len(self._sequences) and self._sequences[at] == sequence and self._states[at] != _GONE
+        return at if is_there else None
+
+    def _put(self, sequence: int, state: int) -> int | None:
+        at = self._find(sequence)
+        if at is not None:
+            self.open_count -= self._states[at] == _OPEN
+            self._gone += state == _GONE
+            self._states[at] = state
+        return at

@@ -24,8 +24,7 @@ class TransactionTable:
     def __init__(self, *, decided_kept: int) -> None:
         self._decided_kept = decided_kept
         self._all: dict[str, Transaction] = {}
-        self._open = InOrder()
-        self._any = InOrder()
+        self._order = InOrder()
         self._decided: OrderedDict[str, None] = OrderedDict()
         self._by_key: dict[str, str] = {}
         self._by_half: dict[int, str] = {}  # copies; the others from when a broker's op is first to be looked up
@@ -42,7 +41,7 @@ class TransactionTable:
     @property
     def open_count(self) -> int:
         """Undecided ones, held ones among them."""
-        return len(self._open)
+        return self._order.open_count
 
     @property
     def decided_count(self) -> int:
@@ -50,7 +49,7 @@ class TransactionTable:
 
     @property
     def oldest_open(self) -> Transaction | None:
-        for transaction_id in self._open.after(-1):
+        for transaction_id in self._order.after(-1, only_open=True):
             return self._all[transaction_id]
         return None
 
@@ -65,7 +64,7 @@ class TransactionTable:
         """The undecided transactions that an op is about: ours says which one, a broker's names halves or copies of them."""
         if op.transaction_id is None and not self._has_all_halves:
             self._has_all_halves = True
-            for open_id in self._open.after(-1):
+            for open_id in self._order.after(-1, only_open=True):
                 self._know_halves(self._all[open_id])
         ids = [op.transaction_id] if op.transaction_id is not None else map(self._by_half.get, op.half_offsets)
         for transaction_id in ids:
@@ -75,7 +74,7 @@ class TransactionTable:
 
     def behind(self, sequence: int, *, only_open: bool) -> Iterator[Transaction]:
         """In the order of begins, those behind this sequence number. What changes meanwhile counts."""
-        for transaction_id in (self._open if only_open else self._any).after(sequence):
+        for transaction_id in self._order.after(sequence, only_open=only_open):
             yield self._all[transaction_id]
 
     # ------------------------------------------------------------------------------------------------------- changes
@@ -87,8 +86,8 @@ class TransactionTable:
             return
         self._all[transaction_id] = transaction
         self._share(transaction)
-        sequence = transaction.sequence
-        self._any.add(sequence, transaction_id)
+        sequence, owed_bytes = transaction.sequence_and_owed_bytes
+        self._order.add(sequence, transaction_id, is_open=not transaction.state.is_decided)
         key = transaction.idempotency_key
         if key is not None:
             before = self.by_idempotency_key(key)
@@ -97,14 +96,14 @@ class TransactionTable:
         if transaction.state.is_decided:
             self._keep_decided(transaction_id)
             return
-        self._open.add(sequence, transaction_id)
-        self.open_bytes += transaction.owed_bytes
+        self.open_bytes += owed_bytes
         if self._has_all_halves:
             self._know_halves(transaction)
         if transaction.state is TxnState.HELD:
             self.held_count += 1
         else:
-            self._look_at(transaction, sequence, transaction.next_check_at_ms)
+            transaction.look_at_ms = transaction.next_check_at_ms
+            self._due.add(transaction.look_at_ms, sequence)
 
     def add_copy(self, transaction: Transaction, half_offset: int) -> bool:
         """A half of a known transaction. False where it is one of its own; else a broker has written it again."""
@@ -115,7 +114,7 @@ class TransactionTable:
 
     def expiring(self, half_offset: int) -> Iterator[Transaction]:
         """Undecided ones that have a half below this offset."""
-        for transaction_id in self._open.after(-1):
+        for transaction_id in self._order.after(-1, only_open=True):
             transaction = self._all[transaction_id]
             if transaction.sequence >= half_offset:
                 return  # nor have those that were begun later
@@ -166,7 +165,7 @@ class TransactionTable:
         transaction.set_messages(tuple(messages))
         for half_offset in (*[message.half_offset for message in messages], *transaction.former_halves):
             self._by_half.pop(half_offset, None)
-        self._open.discard(transaction.sequence)
+        self._order.close(transaction.sequence)
         self._drop_stale()
         self.open_bytes -= transaction.owed_bytes
         self._keep_decided(transaction.transaction_id)
@@ -208,7 +207,9 @@ class TransactionTable:
 
     def look_again(self, transaction: Transaction, at_ms: int) -> None:
         """Its plan is to be made anew then, and not at the time that was said before."""
-        self._look_at(transaction, transaction.sequence, at_ms)
+        transaction.look_at_ms = at_ms
+        self._due.add(at_ms, transaction.sequence)
+        self._drop_stale()
 
     def take_due(self, now_ms: int) -> Iterator[Transaction | None]:
         """Undecided, not held transactions whose plan is to be made anew; each comes once for each `look_again`.
@@ -216,20 +217,15 @@ class TransactionTable:
         None, now and then: others may have a turn before it goes on.
         """
         for sequence in self._due.take(now_ms):
-            yield None if sequence is None else self._all[self._open[sequence]]
+            yield None if sequence is None else self._all[self._order[sequence]]
 
     def next_due_ms(self) -> int | None:
         """No plan is to be made anew before."""
         return self._due.next_ms()
 
-    def _look_at(self, transaction: Transaction, sequence: int, at_ms: int) -> None:
-        transaction.look_at_ms = at_ms
-        self._due.add(at_ms, sequence)
-        self._drop_stale()
-
     def _look_at_ms(self, sequence: int) -> int | None:
-        transaction_id = self._open.get(sequence)
-        transaction = None if transaction_id is None else self._all[transaction_id]
+        transaction_id = self._order.get(sequence)
+        transaction = None if transaction_id is None else self._all.get(transaction_id)
         return None if transaction is None or transaction.state is not TxnState.PREPARED else transaction.look_at_ms
 
     def _drop_stale(self) -> None:
@@ -258,7 +254,7 @@ class TransactionTable:
             oldest, _ = self._decided.popitem(last=False)
             self.has_forgotten = True
             gone = self._all.pop(oldest)
-            self._any.discard(gone.sequence)
+            self._order.discard(gone.sequence)
             if gone.idempotency_key is not None and self._by_key.get(gone.idempotency_key) == oldest:
                 del self._by_key[gone.idempotency_key]
 

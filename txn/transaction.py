@@ -98,7 +98,7 @@ class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
     @property
     def owed_bytes(self) -> int:
         """About what its commit takes in the log."""
-        return _OP_BYTES + sum([message.size_bytes for message in self.messages])
+        return self.sequence_and_owed_bytes[1]
 
     @property
     def half_offsets(self) -> set[int]:
@@ -109,6 +109,13 @@ class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
     def sequence(self) -> int:
         """Its place in the order of begins."""
         return self.messages[0].half_offset if self.begun_as is None else self.begun_as
+
+    @property
+    def sequence_and_owed_bytes(self) -> tuple[int, int]:
+        """Both of them, for which its messages are made once."""
+        messages = self.messages
+        owed_bytes = _OP_BYTES + sum([message.size_bytes for message in messages])
+        return messages[0].half_offset if self.begun_as is None else self.begun_as, owed_bytes
 
     @property
     def so_far(self) -> SoFar:
