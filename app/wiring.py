@@ -76,6 +76,7 @@ class Wiring:
         self.progress = (0, 0)  # bytes of log walked, bytes to walk
         self.exit_code = 0
         self.on_fatal: Callable[[], None] = lambda: None  # the process should end, with `exit_code`
+        self.on_loaded: Callable[[], None] = lambda: None  # what a start brings into memory is there, nobody is served yet
         self._metrics = metrics
         self._controls = controls
         self._clock = clock or (SystemClock() if controls is None else controls.clock)
@@ -286,6 +287,7 @@ class Wiring:
         if self._controls is not None:
             self._controls.set_up(self._time_travel(self._controls.clock, self._services))
         if self.phase is Phase.STARTING:
+            self.on_loaded()
             self.phase = Phase.READY
             log.info("ready")
 

@@ -29,10 +29,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._wiring = wiring
         wiring.on_fatal = self._end
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        _leave_alone_what_is_loaded()  # a million pending transactions, say
+        wiring.on_loaded = _leave_alone_what_is_loaded  # a million pending transactions, say
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._wiring.begin_stop()
