@@ -1,7 +1,8 @@
 """What was handed out more than once, and why: from what each group's leases say.
 
 At least once is what is promised, so a message that comes again is no fault: its lease ended, its consumer refused it, or
-somebody reset the group or sent a dead letter once more. It is a fault where it had been settled, or another lease held it.
+somebody reset the group or sent a dead letter once more. It is a fault where it had been settled, or another lease held it; and
+where the group had passed over the message by its own rules, which it does with none that it was ever given.
 What is pulled leaves no trace in the log, and is not judged.
 """
 
@@ -36,12 +37,18 @@ def check(material: Material) -> Found:
     ]
     found.add("handed_out_after_settled", unexplained.select(*evidence))
     found.add("handed_out_twice", twice.select(*evidence, "held_until_ms"))
+    skipped = leases.skipped_before(handed, material.skips)
+    skipped = leases.without_reset(skipped, material.resets, since="skipped_at")
+    found.add(
+        "handed_out_though_skipped",
+        skipped.select(*MESSAGE, "lease", "attempt", c("at").alias("log_offset"), c("skipped_at").alias("skipped_log_offset")),
+    )
     found.numbers = {"groups": _by_group(material)}
     return found
 
 
 def _by_group(material: Material) -> list[dict[str, Any]]:
-    """Messages handed out, how many of them again, and the causes."""
+    """Messages handed out, how many of them again, and the causes; and how many were skipped, by which rule."""
     c = F.col
     is_again = (c("event") == "leased") & c("previous").isNotNull()
     cause = F.when(c("previous").isin(*SETTLED), "reset")
@@ -60,6 +67,12 @@ def _by_group(material: Material) -> list[dict[str, Any]]:
     redriven = events.where(c("event") == "redriven").groupBy("group").agg(F.sum(F.size("offsets")).alias("count"))
     everything = causes.unionByName(refused).unionByName(redriven.withColumn("cause", F.lit("redriven")))
     for row in everything.orderBy("group", "cause").collect():
-        known = groups.setdefault(row["group"], {"group": row["group"], "handed_out": 0, "again": 0, "causes": {}})
-        known["causes"][row["cause"]] = row["count"]
+        _of(groups, row["group"])["causes"][row["cause"]] = row["count"]
+    skipped = material.skips.groupBy("group", "reason").agg(F.sum(c("end") - c("first")).alias("count"))
+    for row in skipped.orderBy("group", "reason").collect():
+        _of(groups, row["group"]).setdefault("skipped", {})[row["reason"]] = row["count"]
     return [groups[name] for name in sorted(groups)]
+
+
+def _of(groups: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    return groups.setdefault(name, {"group": name, "handed_out": 0, "again": 0, "causes": {}})

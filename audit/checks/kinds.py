@@ -41,6 +41,7 @@ KINDS = {
     "dead_letter_lost": Kind("retries", "given up, and not among the dead letters"),
     "handed_out_after_settled": Kind("duplicates", "handed out again though it was settled"),
     "handed_out_twice": Kind("duplicates", "handed out while another lease held it"),
+    "handed_out_though_skipped": Kind("duplicates", "handed out though the group's rules had passed over it"),
     "asked_too_often": Kind("checkbacks", "asked about again after it had answered as often as it may"),
     "held_too_early": Kind("checkbacks", "held as exhausted before that"),
     "asked_though_decided": Kind("checkbacks", "asked about after it was decided"),

@@ -1,5 +1,8 @@
 """The lease events of the log as rows: for each message of each group what happened to it, in log order."""
 
+from functools import reduce
+from operator import and_
+
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
@@ -13,6 +16,8 @@ _EVENT = """
 RUNS = ("leased", "acked", "expired", "retried", "dead_lettered", "discarded")  # name messages by runs
 SINGLE = ("returned", "extended")  # one by one
 SETTLED = ("acked", "retried", "dead_lettered", "discarded")  # here nothing of the message is left for the group
+# `skipped` names runs, too, but is no step of a message: a run may be millions long, and what the group was given once is not
+# skipped (`skips`).
 MESSAGE = ["group", "topic", "queue_id", "queue_offset"]
 
 
@@ -64,6 +69,26 @@ def with_previous(steps: DataFrame) -> DataFrame:
             "held_until_ms": last("until_ms", c("until_ms").isNotNull()),
         }
     )
+
+
+def skips(events: DataFrame) -> DataFrame:
+    """One row for each run that a group passed over by its rules: group, topic, queue_id, first, end, reason, skipped_at."""
+    runs = events.where(F.col("event") == "skipped").withColumn("run", F.explode("runs"))
+    first = _number("run", 2)
+    end, reason = first + _number("run", 3), F.col("run")[4]
+    return runs.select(
+        "group", *_queue("run"), first.alias("first"), end.alias("end"), reason.alias("reason"), F.col("at").alias("skipped_at")
+    )
+
+
+def skipped_before(handed: DataFrame, skips: DataFrame) -> DataFrame:
+    """Of rows of `with_previous` those that hand out a message for the first time, after it was skipped: with `skipped_at`."""
+    r, c = skips.alias("r"), handed.where(F.col("leased_at").isNull()).alias("c")
+    is_of = [F.col(f"c.{name}") == F.col(f"r.{name}") for name in ("group", "topic", "queue_id")]
+    is_in = (F.col("c.queue_offset") >= F.col("r.first")) & (F.col("c.queue_offset") < F.col("r.end"))
+    met = c.join(F.broadcast(r), reduce(and_, is_of) & is_in & (F.col("r.skipped_at") < F.col("c.at")))
+    last = Window.partitionBy(*[f"c.{name}" for name in (*MESSAGE, "at")]).orderBy(F.desc("r.skipped_at"))
+    return met.select("c.*", "r.skipped_at", F.row_number().over(last).alias("number")).where(F.col("number") == 1)
 
 
 def resets(events: DataFrame) -> DataFrame:

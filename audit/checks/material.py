@@ -148,6 +148,10 @@ class Material:
         return self.keep(leases.with_previous(leases.of_messages(self.lease_events)))
 
     @cached_property
+    def skips(self) -> DataFrame:
+        return leases.skips(self.lease_events)
+
+    @cached_property
     def resets(self) -> DataFrame:
         return leases.resets(self.lease_events)
 

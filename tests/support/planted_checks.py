@@ -79,6 +79,10 @@ class Story:
         self.tell(events.Leased(group=GROUP, lease=lease, until_ms=until_ms, lease_ms=LEASE_MS, runs=[run]))
         return lease
 
+    def skip(self, first: StoredMessage, last: StoredMessage) -> None:
+        count = last.queue_offset - first.queue_offset + 1
+        self.tell(events.Skipped(group=GROUP, runs=[events.Skip(*first.queue, first.queue_offset, count, "lag")]))
+
     def run_of(self, message: StoredMessage, lease: int) -> list[Run]:
         return [Run(*message.queue, message.queue_offset, 1, lease)]
 
@@ -178,6 +182,19 @@ def _reset(story: Story) -> None:
     story.ack(message, story.lease(message))
 
 
+def _skips(story: Story) -> None:
+    """The run has a message in its midst that was given once: it comes until it is settled. A reset brings the others, too."""
+    first, given, last = (story.send(_QUEUES[0]) for _ in range(3))
+    lease = story.lease(given)
+    story.pass_ms(LEASE_MS + 5)
+    story.tell(events.Expired(group=GROUP, runs=story.run_of(given, lease)))
+    story.skip(first, last)
+    story.ack(given, story.lease(given, attempt=2))
+    position = events.Position(*last.queue, last.queue_offset)
+    story.tell(events.Reset(group=GROUP, positions=[position], generation=1, ends_retries=False))
+    story.ack(last, story.lease(last))
+
+
 def _transactions(story: Story) -> None:
     shop, halves = story.begin()
     shop.commit(halves)
@@ -208,7 +225,7 @@ def decide_by_check(shop: Transactions, halves: list[StoredMessage]) -> None:
     shop.log.append(*shop.finals(halves), half_message.op_message(op))
 
 
-CLEAN: tuple[Callable[[Story], None], ...] = (_delays, _leases, _dead_letters, _reset, _transactions)
+CLEAN: tuple[Callable[[Story], None], ...] = (_delays, _leases, _dead_letters, _reset, _skips, _transactions)
 
 
 # ----------------------------------------------------------------------------------------------------- what can go wrong
@@ -292,6 +309,14 @@ def _twice_at_once(story: Story) -> None:
     story.ack(message, story.lease(message, attempt=2))
 
 
+def _skipped_and_handed_out(story: Story) -> None:
+    """Twice skipped, and one finding all the same."""
+    message = story.send()
+    story.skip(message, message)
+    story.skip(message, message)
+    story.ack(message, story.lease(message))
+
+
 def _asked_again_and_again(story: Story) -> None:
     _, halves = story.begin()
     story.answer(halves, POLICY.max_answers + 1)
@@ -335,6 +360,7 @@ WRONG: dict[str, tuple[Callable[[Story], None], ...]] = {
     "dead_letter_lost": (_buried_and_lost,),
     "handed_out_after_settled": (_after_ack,),
     "handed_out_twice": (_twice_at_once,),
+    "handed_out_though_skipped": (_skipped_and_handed_out,),
     "asked_too_often": (_asked_again_and_again,),
     "held_too_early": (_held_early,),
     "asked_though_decided": (_asked_afterwards,),
