@@ -263,8 +263,9 @@ def _findings(found: Mapping[str, Any]) -> str:
         if "log_offset" in item:
             places = str(item["log_offset"]) + (f", {item['bytes']:,} bytes" if "bytes" in item else "")
         known = ("verdict", "transaction_id", "producer_group", "records", "records_omitted", "log_offset", "bytes")
-        rest = " ".join(f"{name}={value}" if value is not True else name for name, value in item.items()
-                        if name not in known and value is not False)  # fmt: skip
+        rest = " ".join(f"{name}={value}" if value is not True else name
+                        for name, value in {**item, **item.get("evidence", {})}.items()
+                        if name not in (*known, "evidence") and value is not False)  # fmt: skip
         rows.append([item["verdict"], item.get("transaction_id", ""), item.get("producer_group", ""), places, rest])
     left = found["total"] - len(rows)
     more = f"<p>And {left:,} more; the JSON lists {len(found['items']):,}.</p>" if left > 0 else ""

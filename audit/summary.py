@@ -68,7 +68,7 @@ def _findings(found: dict[str, Any]) -> RenderableType:
             places = ", ".join(f"{record['kind']} {record['log_offset']}" for record in item["records"])
             table.add_row(item["verdict"], item["transaction_id"], places, flags)
         elif "check" in item:
-            table.add_row(item["verdict"], "", str(item.get("log_offset", "")), _evidence(item))
+            table.add_row(item["verdict"], "", str(item.get("log_offset", "")), _evidence(item["evidence"]))
         else:
             table.add_row(item["verdict"], "", f"{item['log_offset']} ({item['bytes']:,} bytes)", item["reason"])
     left = found["total"] - min(len(found["items"]), _LISTED)
@@ -77,5 +77,5 @@ def _findings(found: dict[str, Any]) -> RenderableType:
     return table
 
 
-def _evidence(item: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in item.items() if name not in ("verdict", "check", "log_offset"))
+def _evidence(found: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in found.items())

@@ -38,6 +38,7 @@ _OF_A_REPORT = ("report_not_found", "report_expired")
             "from": "2026-03-01T00:00:00.000Z",
             "to": "2026-03-02T00:00:00.000Z",
             "producer_group": "shop",
+            "checks": ["queues", "delays"],
         },
         answers={202: AuditReportSummary},
         answer_headers=["Location", "Idempotency-Replayed"],
@@ -46,7 +47,9 @@ _OF_A_REPORT = ("report_not_found", "report_expired")
     ),
 )
 async def create_audit_report(request: Request) -> Response:
-    """Ask for a report: what became of every transaction. It is made by a process beside the service, one at a time.
+    """Ask for a report: what became of every transaction, and what else the log can tell (`checks`).
+
+    It is made by a process beside the service, one at a time.
 
     501 where Spark is not installed. A service that ends begins it anew at its next start.
     """

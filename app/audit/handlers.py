@@ -5,7 +5,7 @@ import csv
 import io
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -16,6 +16,7 @@ from app.audit.schemas import (
     AuditReportInput,
     AuditReportPage,
     AuditReportSummary,
+    CheckName,
     DownloadQuery,
     ListAuditFindingsQuery,
     ListAuditReportsQuery,
@@ -27,9 +28,11 @@ from app.reports.service import HTML, PARQUET, REPORT
 from app.services import Services
 
 _decoder = msgspec.json.Decoder(AuditReportInput)
+CHECKS: tuple[str, ...] = get_args(CheckName)
 _STATES = (QUEUED, RUNNING, DONE, FAILED)
 _YEAR_1_MS, _YEAR_10000_MS = -62_135_596_800_000, 253_402_300_800_000
 _OCTETS = "application/octet-stream"
+_CSV = "verdict transaction_id producer_group flags log_offset bytes reason records check evidence".split()
 
 
 async def create(services: Services, call: Call) -> Reply:
@@ -49,6 +52,7 @@ async def create(services: Services, call: Call) -> Reply:
             begun_from_ms=begun_from_ms,
             begun_to_ms=begun_to_ms,
             producer_group=None if given.producer_group is UNSET else given.producer_group,
+            checks=",".join(CHECKS if given.checks is UNSET else dict.fromkeys(given.checks)),
             created_at_ms=services.clock.wall_ms(),
             idempotency_key=key,
             fingerprint=None if key is None else fingerprint,
@@ -123,17 +127,18 @@ def _is_of(finding: dict[str, Any], verdict: str) -> bool:
 
 
 def _as_table(path: Path) -> bytes:
-    """One line for each finding, with the places of its records."""
+    """One line for each finding, with the places of its records, or what else proves it."""
     text = io.StringIO()
     lines = csv.writer(text)
-    lines.writerow(["verdict", "transaction_id", "producer_group", "flags", "log_offset", "bytes", "reason", "records"])
+    lines.writerow(_CSV)
     for item in _findings(path):
         records = item.get("records", [])
         flags = " ".join(name for name, value in item.items() if value is True)
         first = item.get("log_offset", records[0]["log_offset"] if records else "")
         named = " ".join(f"{record['kind']}@{record['log_offset']}" for record in records)
         cells = [item["verdict"], item.get("transaction_id"), item.get("producer_group"), flags, first, item.get("bytes")]
-        lines.writerow([_plain(cell) for cell in (*cells, item.get("reason"), named)])
+        evidence = msgspec.json.encode(item["evidence"]).decode() if "evidence" in item else None
+        lines.writerow([_plain(cell) for cell in (*cells, item.get("reason"), named, item.get("check"), evidence)])
     return text.getvalue().encode("utf-8")
 
 
@@ -159,6 +164,7 @@ def _view(services: Services, report: AuditReport) -> AuditReportSummary:
         from_=_text(report.begun_from_ms),
         to=_text(report.begun_to_ms),
         producer_group=report.producer_group or UNSET,
+        checks_asked=report.checks.split(",") if report.checks else [],
         created_at=codec.rfc3339(report.created_at_ms),
         started_at=_text(report.started_at_ms),
         finished_at=_text(report.finished_at_ms),

@@ -13,14 +13,26 @@ Count = Annotated[int, Meta(ge=0, extra_json_schema={"format": "int64"})]
 State = Annotated[str, Meta(description="queued, running, done or failed.")]
 
 
+CheckName = Literal[
+    "integrity", "queues", "index", "delays", "retries", "duplicates", "checkbacks", "latencies", "what_if"
+]  # fmt: skip
+
+
 class AuditReportInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a report is to be about: all transactions, unless these choose some by when and where they began."""
+    """What a report is to be about: all transactions, unless these choose some by when and where they began.
+
+    The checks are asked of the whole log in any case.
+    """
 
     kind: Literal["transaction_outcomes"] = "transaction_outcomes"
     from_: Timestamp | UnsetType = msgspec.field(name="from", default=UNSET)
     to: Timestamp | UnsetType = UNSET
     producer_group: (
         Annotated[str, Meta(min_length=1, max_length=127, pattern=NAME_PATTERN, description="Transactions of this group only.")]
+        | UnsetType
+    ) = UNSET
+    checks: (
+        Annotated[list[CheckName], Meta(max_length=20, description="What else is asked of the log: all, unless it is said.")]
         | UnsetType
     ) = UNSET
 
@@ -53,9 +65,9 @@ class AuditRecord(msgspec.Struct, kw_only=True):
 
 
 class AuditFinding(msgspec.Struct, kw_only=True):
-    """A transaction or a stretch of the log in which something is wrong."""
+    """A transaction, a stretch of the log, or what a check has found."""
 
-    verdict: str
+    verdict: Annotated[str, Meta(description="Of a transaction; `damaged`; or the kind of what a check has found.")]
     transaction_id: str | UnsetType = UNSET
     producer_group: str | UnsetType = UNSET
     altered: bool | UnsetType = UNSET
@@ -67,7 +79,10 @@ class AuditFinding(msgspec.Struct, kw_only=True):
     log_offset: Offset | UnsetType = UNSET
     bytes: Count | UnsetType = UNSET
     reason: str | UnsetType = UNSET
-    check: Annotated[str, Meta(description="The further check that has found it.")] | UnsetType = UNSET
+    check: Annotated[str, Meta(description="The check that has found it.")] | UnsetType = UNSET
+    evidence: (
+        Annotated[dict[str, Any], Meta(description="Of a check: groups, places in queues, log offsets, times.")] | UnsetType
+    ) = UNSET
 
 
 class AuditFindings(msgspec.Struct, kw_only=True):
@@ -154,6 +169,7 @@ class AuditReportSummary(msgspec.Struct, kw_only=True):
     from_: Timestamp | UnsetType = msgspec.field(name="from", default=UNSET)
     to: Timestamp | UnsetType = UNSET
     producer_group: str | UnsetType = UNSET
+    checks_asked: Annotated[list[str], Meta(description="What else is asked of the log.")]
     created_at: Timestamp
     started_at: Timestamp | UnsetType = UNSET
     finished_at: Timestamp | UnsetType = UNSET
@@ -179,7 +195,7 @@ class AuditReport(AuditReportSummary, kw_only=True):
     log: AuditedLog | UnsetType = UNSET
     segments: AuditedSegments | UnsetType = UNSET
     engine: str | UnsetType = UNSET
-    checks: Annotated[dict[str, Any], Meta(description="What further checks have counted, by their names.")] | UnsetType = UNSET
+    checks: Annotated[dict[str, Any], Meta(description="What the checks have counted, by their names.")] | UnsetType = UNSET
     over_time: AuditOverTime | UnsetType = UNSET
     run: AuditRun | UnsetType = UNSET
 
@@ -210,7 +226,10 @@ class ListAuditFindingsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only
     """Which findings."""
 
     verdict: (
-        Annotated[str, Meta(min_length=1, max_length=100, description="A verdict, `damaged`, or a flag as `altered`.")]
+        Annotated[
+            str,
+            Meta(min_length=1, max_length=100, description="A verdict, `damaged`, a flag as `altered`, or a kind of a check."),
+        ]
         | UnsetType
     ) = UNSET
     page_size: PageSize = DEFAULT_PAGE_SIZE

@@ -22,6 +22,7 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     begun_from_ms: int | None = None
     begun_to_ms: int | None = None
     producer_group: str | None = None
+    checks: str = ""  # names with commas between; empty: none
     state: str = QUEUED
     starts: int = 0  # how often it has been begun: a service that ends takes its run with it
     exit_status: int | None = None

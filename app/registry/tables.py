@@ -93,6 +93,7 @@ audit_reports = Table(
     Column("begun_from_ms", BigInteger),
     Column("begun_to_ms", BigInteger),
     Column("producer_group", String(127)),
+    Column("checks", String(255), nullable=False, server_default=""),  # an earlier version asked for none
     Column("state", String(16), nullable=False),
     Column("starts", Integer, nullable=False),
     Column("exit_status", Integer),

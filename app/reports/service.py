@@ -199,7 +199,8 @@ class AuditReports:
     def _command(self, report: AuditReport) -> list[str]:
         """Run where the data lies, so that no path of this machine stands in a report."""
         folder = f"{FOLDER}/{report.report_id}"
-        command = [*self._program, "audit", "run", "--checks", "none", "--log", "store", "--json", f"{folder}/{REPORT}"]
+        command = [*self._program, "audit", "run", "--log", "store", "--json", f"{folder}/{REPORT}"]
+        command += ["--checks", report.checks or "none"]
         command += ["--spark-log", f"{folder}/{_SPARK_LOG}", "--report-id", report.report_id]
         command += ["--parquet", f"{folder}/{_ROWS}", "--parquet-files", "1"]
         if self._has_plots:

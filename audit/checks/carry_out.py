@@ -68,5 +68,12 @@ def add_to(
                 findings["by_verdict"][kind] = count
                 findings["total"] += count
         items = [item for item in one.items if counted(item["verdict"])]
-        findings["items"] += [{**item, "check": KINDS[item["verdict"]].check} for item in items]
+        findings["items"] += [_listed(item) for item in items]
     findings["omitted"] = max(0, findings["total"] - len(findings["items"]))
+
+
+def _listed(item: Mapping[str, Any]) -> dict[str, Any]:
+    kind = item["verdict"]
+    at = {name: item[name] for name in ("log_offset",) if name in item}
+    evidence = {name: value for name, value in item.items() if name not in ("verdict", "log_offset")}
+    return {"verdict": kind, "check": KINDS[kind].check, **at, "evidence": evidence}

@@ -122,7 +122,7 @@ def test_a_queue_is_without_gap_and_repeat_by_its_sums(offsets, begins, is_right
 
 def test_what_a_check_finds_counts_unless_it_is_no_fault_and_is_listed_with_its_check():
     report = {"findings": {"total": 1, "by_verdict": {"damaged": 1}, "items": [{"verdict": "damaged"}], "omitted": 0}}
-    late, lost = {"verdict": "delivered_late", "log_offset": 8}, {"verdict": "delivery_lost", "log_offset": 16}
+    late, lost = {"verdict": "delivered_late", "log_offset": 8}, {"verdict": "delivery_lost", "log_offset": 16, "due_ms": 9}
     delays = Found(numbers={"waited": 9}, counts={"delivered_late": 1, "delivery_lost": 3}, items=[late, lost])
 
     add_to(report, {"delays": delays})
@@ -130,7 +130,10 @@ def test_what_a_check_finds_counts_unless_it_is_no_fault_and_is_listed_with_its_
     assert report["findings"] == {
         "total": 4,
         "by_verdict": {"damaged": 1, "delivery_lost": 3},
-        "items": [{"verdict": "damaged"}, {**lost, "check": "delays"}],
+        "items": [
+            {"verdict": "damaged"},
+            {"verdict": "delivery_lost", "check": "delays", "log_offset": 16, "evidence": {"due_ms": 9}},
+        ],
         "omitted": 2,
     }
     assert report["checks"]["delays"]["waited"] == 9
@@ -179,12 +182,13 @@ def test_history_under_another_policy_has_as_many_checks_and_holds_as_it_says(sp
     assert (slow["checks"], slow["decided_later"], slow["later_ms"]) == (0 + 2 + 4, 1, 20_000 + 1)
 
 
-def test_a_cause_is_told_for_everything_that_comes_again(found):
+def test_a_cause_is_told_for_everything_that_comes_again_and_skipped_messages_are_counted(found, planted):
     (group,) = found["duplicates"].numbers["groups"]
 
     assert group["group"] == "billing"
     assert set(group["causes"]) == {"lease_ended", "refused", "reset", "put_off", "redriven"}
     assert sum(group["causes"][cause] for cause in ("lease_ended", "refused", "reset")) == group["again"]
+    assert group["skipped"] == {"lag": 3 * TIMES + 2 * planted[1]["handed_out_though_skipped"]}
 
 
 @pytest.mark.faults

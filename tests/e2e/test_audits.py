@@ -8,6 +8,8 @@ from functools import partial
 
 import pytest
 
+from app.audit import handlers
+from audit.checks.kinds import CHECKS
 from tests.support import plain_audit, report_program
 from tests.support.http import assert_problem, ok
 from tests.support.http import until as until_in
@@ -62,10 +64,22 @@ def test_findings_come_in_pages_and_by_verdict_or_flag(api):
 
     assert [*first["items"], *rest["items"]] == report_program.FINDINGS
     assert "next_page_token" not in rest
-    by = {name: len(ok(api.get(path, params={"verdict": name}))["items"]) for name in ("final_missing", "damaged", "altered")}
-    assert by == {"final_missing": 2, "damaged": 1, "altered": 1}
+    asked = ("final_missing", "damaged", "altered", "queue_gap")
+    by = {name: len(ok(api.get(path, params={"verdict": name}))["items"]) for name in asked}
+    assert by == {"final_missing": 2, "damaged": 1, "altered": 1, "queue_gap": 1}
     assert ok(api.get(path, params={"verdict": "undecided"}))["items"] == []
     assert_problem(api.get(path, params={"page_token": "x"}), 400, "invalid_page_token")
+
+
+def test_a_report_asks_all_checks_unless_it_is_told_which(api):
+    everything, some, none = report_of(api), report_of(api, checks=["what_if", "queues", "queues"]), report_of(api, checks=[])
+
+    assert everything["checks_asked"] == list(everything["checks"]) == list(CHECKS) == list(handlers.CHECKS)
+    assert some["checks_asked"] == list(some["checks"]) == ["what_if", "queues"]
+    assert none["checks_asked"] == []
+    assert "checks" not in none
+    (gap,) = [one for one in some["findings"]["items"] if one.get("check") == "queues"]
+    assert (gap["verdict"], gap["log_offset"], gap["evidence"]["missing"]) == ("queue_gap", 700, 2)
 
 
 def test_a_report_is_downloaded_as_what_it_has(api):
@@ -79,9 +93,10 @@ def test_a_report_is_downloaded_as_what_it_has(api):
         assert answer.headers["x-content-type-options"] == "nosniff"
     assert api.get(path).json()["verdicts"] == report["verdicts"]
     lines = api.get(path, params={"format": "csv"}).text.splitlines()
-    assert lines[1] == "final_missing,txn_1,shop,wrong_half,0,,,half@0"
-    assert lines[2] == "damaged,,,,600,8,its checksum is wrong,"
+    assert lines[1] == "final_missing,txn_1,shop,wrong_half,0,,,half@0,,"
+    assert lines[2] == "damaged,,,,600,8,its checksum is wrong,,,"
     assert lines[3].startswith("final_missing,'=cmd()"), "no spreadsheet takes it for a formula"
+    assert lines[4] == 'queue_gap,,,,700,,,,queues,"{""topic"":""orders"",""queue_id"":0,""missing"":2}"'
     assert api.get(path, params={"format": "html"}).text == "<html>plots</html>"
     assert api.get(path, params={"format": "parquet"}).content == b"PAR1PAR1"
     without = f"/v1/audit/reports/{report_of(api, producer_group='shop')['report_id']}/download"
@@ -130,6 +145,8 @@ def test_a_request_that_is_repeated_with_its_key_makes_one_report(api):
         ({"from": "yesterday"}, "/from"),
         ({"from": "2026-03-02T00:00:00.000Z", "to": "2026-03-01T00:00:00.000Z"}, "/to"),
         ({"producer_group": "%"}, "/producer_group"),
+        ({"checks": ["queues", "everything"]}, "/checks/1"),
+        ({"checks": "all"}, "/checks"),
         ({"since": "2026-03-02T00:00:00.000Z"}, "/since"),
     ],
 )
@@ -226,7 +243,8 @@ def test_spark_itself_makes_the_report_of_a_running_service(tmp_path):
             ok(api.post("/v1/transactions", json=body), 201)
         for name, decision in (("one", "commit"), ("two", "rollback")):
             ok(api.post(f"/v1/transactions/{name}/{decision}"))
-        path = api.post("/v1/audit/reports", json={"producer_group": "shop"}).headers["location"]
+        asked = {"producer_group": "shop", "checks": ["queues", "duplicates"]}
+        path = api.post("/v1/audit/reports", json=asked).headers["location"]
 
         def made() -> dict | None:
             now = ok(api.get(path))
@@ -238,6 +256,8 @@ def test_spark_itself_makes_the_report_of_a_running_service(tmp_path):
         proofs = [ok(api.get(f"/v1/audit/transactions/{name}"))["verdict"] for name in ("one", "two", "three")]
         assert sorted(name for name, count in report["verdicts"].items() if count) == sorted(proofs)
         assert report["run"]["log"] == "store"
+        assert list(report["checks"]) == report["checks_asked"] == asked["checks"]
+        assert report["checks"]["queues"]["queues"] > 1
         assert api.get(f"{path}/download", params={"format": "parquet"}).content[:4] == b"PAR1"
         assert "<svg" in api.get(f"{path}/download", params={"format": "html"}).text
 

@@ -333,6 +333,9 @@ def audit(generated: Generated) -> None:
     report = generated.call("getAuditReport", report_id, status=200)
     assert report.verdicts.to_dict() == {"committed_once": 1, "final_missing": 2}
     assert report.findings.items[0].records[0].kind == "half"
+    assert report.checks_asked == list(report.checks.to_dict()) == ["queues", "delays"]
+    (gap,) = [one for one in report.findings.items if one.verdict == "queue_gap"]
+    assert (gap.check, gap.evidence["topic"], gap.evidence["missing"]) == ("queues", "orders", 2)
     assert report_id in [one.report_id for one in generated.call("listAuditReports", state="done", status=200).items]
     assert len(generated.call("listAuditFindings", report_id, verdict="damaged", status=200).items) == 1
     generated.call("downloadAuditReport", report_id, status=200)

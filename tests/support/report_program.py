@@ -20,6 +20,8 @@ FINDINGS = [
     {"verdict": "damaged", "segment": "00000000000000000000", "log_offset": 600, "bytes": 8, "reason": "its checksum is wrong"},
     {"verdict": "final_missing", "transaction_id": "=cmd()", "altered": True, "wrong_half": False,
      "undecided_but_published": False, "records": [], "records_omitted": 0},
+    {"verdict": "queue_gap", "check": "queues", "log_offset": 700,
+     "evidence": {"topic": "orders", "queue_id": 0, "missing": 2}},
 ]  # fmt: skip
 
 
@@ -58,6 +60,8 @@ def main() -> None:
         (rows / "part-0.snappy.parquet").write_bytes(b"PAR1PAR1")
     if asked.html is not None:
         asked.html.write_text("<html>plots</html>")
+    checks = [] if asked.checks == "none" else asked.checks.split(",")
+    items = [one for one in FINDINGS if one.get("check") in (None, *checks)]
     report = {
         "kind": "transaction_outcomes",
         "state": "done",
@@ -66,7 +70,8 @@ def main() -> None:
         "verdicts": {"committed_once": 1, "final_missing": 2},
         "balanced": True,
         "flags": {"altered": 1, "wrong_half": 1, "undecided_but_published": 0},
-        "findings": {"total": 3, "by_verdict": {"final_missing": 2, "damaged": 1}, "items": FINDINGS, "omitted": 0},
+        "findings": {"total": len(items), "by_verdict": {"final_missing": 2, "damaged": 1}, "items": items, "omitted": 0},
+        **({"checks": {name: {"findings": {}} for name in checks}} if checks else {}),
         "producer_groups": [{"producer_group": "shop", "verdicts": {"committed_once": 1, "final_missing": 2}}],
         "producer_groups_omitted": 0,
         "log": {"begin": 0, "end": 900, "records": 5, "accounted_bytes": 900, "damaged_stretches": 1, "damaged_bytes": 8,

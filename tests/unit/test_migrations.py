@@ -63,6 +63,7 @@ ROWS: dict[Table, dict[str, object]] = {
         "begun_from_ms": 1 << 40,
         "begun_to_ms": None,
         "producer_group": "shop",
+        "checks": "queues,delays",
         "state": "failed",
         "starts": 3,
         "exit_status": 3,
