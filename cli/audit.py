@@ -107,6 +107,9 @@ def run(
     parquet: Annotated[
         str | None, typer.Option(help="Write a row for each transaction below this folder, a path or a URI.")
     ] = None,
+    sql: Annotated[
+        str | None, typer.Option(help="Write the report into tables of this database, as SQLAlchemy names it: postgresql://...")
+    ] = None,
     parquet_files: Annotated[int | None, typer.Option(help="Into so many files.", min=1)] = None,
     fail_on: Annotated[
         str, typer.Option(help="What counts as a finding: names with commas between, `none`, or `faults`.")
@@ -165,6 +168,7 @@ def run(
     from audit.errors import NoSuchGroup
 
     try:
+        sink = None if sql is None else _open_sink(sql)  # before Spark: what is wrong with it is said at once
         asked = _Asked(
             log,
             _utc(begun_from),
@@ -184,6 +188,8 @@ def run(
         report = {**outcome.report, "run": run_part(report_id, log, master, begun_at, status)}
         if html is not None:
             write_page(html, report)
+        if sink is not None:
+            sink.write(report)
         if json_file is not None:  # the last one: where it is there, the others are
             write_report(json_file, report)
         if not quiet and progress is ProgressAs.TEXT:
@@ -202,6 +208,15 @@ def run(
     if not keeps_log:
         spark_log.unlink(missing_ok=True)
     raise typer.Exit(status)
+
+
+def _open_sink(url: str) -> Any:
+    """Raises SinkError, which names no password."""
+    from audit.sql.sink import Sink
+
+    sink = Sink(url)
+    sink.open()
+    return sink
 
 
 class _Rows(NamedTuple):

@@ -1,0 +1,14 @@
+"""How alembic reaches the tables of reports: the sink hands its own connection over."""
+
+from alembic import context
+from audit.sql.tables import VERSION_TABLE, metadata
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=metadata,
+    version_table=VERSION_TABLE,
+    render_as_batch=True,
+    compare_type=True,
+)
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,0 +1,142 @@
+"""A report into a database: all of it in one transaction, in place of what was there of the same report."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from alembic.config import Config
+from sqlalchemy import Engine, Table, create_engine, delete, insert
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from alembic import command
+from audit.sql.tables import counts, findings, groups, runs
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+_OWN_COLUMNS = ("verdict", "check", "transaction_id", "producer_group", "log_offset")
+
+
+class SinkError(Exception):
+    """What a database has said, without the password that it was asked with."""
+
+
+class Sink:
+    """`open` makes or mends the tables, `write` puts a report there. Both raise SinkError."""
+
+    def __init__(self, url: str) -> None:
+        """Raises SinkError: it is no URL that SQLAlchemy knows, or its driver is not there."""
+        try:
+            self._secrets = _secrets(url)
+            self._engine: Engine = create_engine(url)
+        except ArgumentError:  # which may quote it
+            raise SinkError("it is no URL that SQLAlchemy knows") from None
+        except Exception as error:  # noqa: BLE001 - of a driver
+            raise self._error(error) from None
+
+    def open(self) -> None:
+        config = Config()
+        config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+        try:
+            with self._engine.begin() as connection:
+                config.attributes["connection"] = connection
+                command.upgrade(config, "head")
+        except Exception as error:  # noqa: BLE001 - of a driver
+            raise self._error(error) from None
+
+    def write(self, report: Mapping[str, Any]) -> None:
+        """With its `run` part, whose `report_id` is the report's name."""
+        report_id = report["run"]["report_id"]
+        made: dict[Table, list[dict[str, Any]]] = {
+            runs: [_run(report)],
+            counts: list(_counts(report)),
+            groups: list(_groups(report)),
+            findings: list(_findings(report)),
+        }
+        try:
+            with self._engine.begin() as connection:
+                for table, rows in made.items():
+                    connection.execute(delete(table).where(table.c.report_id == report_id))
+                    if rows:
+                        connection.execute(insert(table), [{"report_id": report_id, **_storable(row)} for row in rows])
+        except Exception as error:  # noqa: BLE001 - of a driver
+            raise self._error(error) from None
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def _error(self, error: Exception) -> SinkError:
+        """Drivers quote what they were given; not the rows either, which may be thousands."""
+        text = f"{type(error).__name__}: {getattr(error, 'orig', None) or error}"
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return SinkError(text[:2_000])
+
+
+def _secrets(url: str) -> list[str]:
+    """The password as it is meant and as it is written, and the whole URL; the longest first."""
+    password = make_url(url).password
+    if password is None:
+        return []
+    written = url.partition("://")[2].rpartition("@")[0].partition(":")[2]
+    return sorted({url, str(password), written} - {""}, key=len, reverse=True)
+
+
+# ----------------------------------------------------------------------------------------------------- a report as rows
+
+
+def _run(report: Mapping[str, Any]) -> dict[str, Any]:
+    run, log = report["run"], report["log"]
+    return {
+        "kind": report["kind"],
+        "started_at": run["started_at"],
+        "finished_at": run["finished_at"],
+        "exit_status": run["exit_status"],
+        "balanced": report["balanced"],
+        "begun_from": report.get("from"),
+        "begun_to": report.get("to"),
+        "producer_group": report.get("producer_group"),
+        "begun": report["begun"],
+        "findings": report["findings"]["total"],
+        "log": run["log"],
+        "log_begin": log["begin"],
+        "log_end": log["end"],
+        "records": log["records"],
+        "damaged_bytes": log["damaged_bytes"],
+        "digest": report["segments"]["digest"],
+        "engine": report["engine"],
+    }
+
+
+def _counts(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    parts = {"verdicts": report["verdicts"], "flags": report["flags"]}
+    parts |= {name: part["findings"] for name, part in report.get("checks", {}).items()}
+    for part, numbers in parts.items():
+        for name, number in numbers.items():
+            yield {"part": part, "name": name, "number": number}
+
+
+def _groups(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for place, group in enumerate(report["producer_groups"]):
+        for verdict, number in group["verdicts"].items():
+            yield {"place": place, "producer_group": group.get("producer_group"), "verdict": verdict, "number": number}
+
+
+def _findings(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for place, item in enumerate(report["findings"]["items"]):
+        records = item.get("records", [])
+        rest = {name: value for name, value in item.items() if name not in _OWN_COLUMNS}
+        yield {
+            "place": place,
+            "verdict": item["verdict"],
+            "check_name": item.get("check"),
+            "transaction_id": item.get("transaction_id"),
+            "producer_group": item.get("producer_group"),
+            "log_offset": item.get("log_offset", records[0]["log_offset"] if records else None),
+            "evidence": json.dumps(rest),
+        }
+
+
+def _storable(row: Mapping[str, Any]) -> dict[str, Any]:
+    """PostgreSQL has no text with a NUL, and an id may be anything."""
+    return {name: value.replace("\0", "\ufffd") if isinstance(value, str) else value for name, value in row.items()}

@@ -1,0 +1,123 @@
+"""A report becomes rows of a database, once, and whoever reads an error learns no password."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import create_engine, select
+
+from audit.sql import sink as sinks
+from audit.sql.sink import Sink, SinkError
+from audit.sql.tables import VERSION_TABLE, counts, findings, groups, metadata, runs
+from tests.audit.test_page import report as kept_report
+from tests.support import report_program
+
+ESCROWMQ = Path(sys.executable).with_name("escrowmq")
+
+
+def report(report_id: str = "rpt_1") -> dict:
+    found = kept_report()
+    items = [*report_program.FINDINGS, {"verdict": "op_without_half", "transaction_id": "a\0b", "records": []}]
+    run = {
+        "report_id": report_id, "started_at": "2026-03-02T00:00:00.000Z", "finished_at": "2026-03-02T00:00:09.000Z",
+        "exit_status": 1, "log": "store",
+    }  # fmt: skip
+    return {**found, "findings": {"total": 9, "by_verdict": {}, "items": items, "omitted": 4}, "run": run}
+
+
+@pytest.fixture
+def url(tmp_path) -> str:
+    return f"sqlite:///{tmp_path / 'reports.db'}"
+
+
+def written(url: str, *reports: dict) -> None:
+    sink = Sink(url)
+    sink.open()
+    for one in reports:
+        sink.write(one)
+    sink.close()
+
+
+def rows(url: str, table) -> list[dict]:
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        found = [dict(row) for row in connection.execute(select(table).order_by(*table.primary_key.columns)).mappings()]
+    engine.dispose()
+    return found
+
+
+def test_a_report_is_a_run_its_counts_its_groups_and_its_findings(url):
+    made = report()
+
+    written(url, made)
+
+    (run,) = rows(url, runs)
+    assert (run["report_id"], run["balanced"], run["begun"], run["findings"]) == ("rpt_1", True, made["begun"], 9)
+    assert (run["log_begin"], run["log_end"]) == (made["log"]["begin"], made["log"]["end"])
+    verdicts = {row["name"]: row["number"] for row in rows(url, counts) if row["part"] == "verdicts"}
+    assert verdicts == made["verdicts"]
+    assert len(rows(url, groups)) == sum(len(group["verdicts"]) for group in made["producer_groups"])
+    listed = rows(url, findings)
+    assert [row["verdict"] for row in listed] == [item["verdict"] for item in made["findings"]["items"]]
+    gap = next(row for row in listed if row["verdict"] == "queue_gap")
+    assert (gap["check_name"], gap["log_offset"], json.loads(gap["evidence"])["evidence"]["missing"]) == ("queues", 700, 2)
+    assert listed[0]["log_offset"] == 0, "the first record that proves it"
+    assert listed[-1]["transaction_id"] == "a\ufffdb"
+
+
+def test_the_same_report_once_more_takes_the_place_of_the_first(url):
+    once_more = report()
+    once_more["findings"] = {**once_more["findings"], "total": 1, "items": report_program.FINDINGS[:1]}
+
+    written(url, report(), report("rpt_2"), once_more)
+
+    assert [(row["report_id"], row["findings"]) for row in rows(url, runs)] == [("rpt_1", 1), ("rpt_2", 9)]
+    assert [row["report_id"] for row in rows(url, findings)].count("rpt_1") == 1
+    assert len(rows(url, counts)) % 2 == 0
+
+
+def test_a_report_that_cannot_be_written_leaves_what_was_there(url):
+    broken = report()
+    broken["findings"]["items"] = [*broken["findings"]["items"], {"verdict": None}]
+    written(url, report())
+    before = [rows(url, table) for table in metadata.sorted_tables]
+
+    with pytest.raises(SinkError, match="NOT NULL"):
+        written(url, broken)
+
+    assert [rows(url, table) for table in metadata.sorted_tables] == before
+
+
+def test_the_steps_of_alembic_make_the_tables_that_the_code_speaks_of(url):
+    written(url, report())
+    written(url, report())  # they are there already
+
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        options = {"compare_type": True, "version_table": VERSION_TABLE}
+        assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
+    engine.dispose()
+    assert {path.name for path in (sinks.MIGRATIONS / "versions").glob("v*.py")} == {"v0001_reports.py"}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite://shop:s3cret%21@/nowhere/at/all.db",
+        "nosuchdatabase://shop:s3cret%21@db/audits",
+        "s3cret%21",
+        "postgresql://shop:s3cret%21@db:port/audits",
+    ],
+)
+def test_an_error_tells_no_password(tmp_path, url):
+    command = [ESCROWMQ, "audit", "run", "--log", str(tmp_path), "--sql", url]
+
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+
+    assert done.returncode == 3
+    assert "s3cret" not in done.stdout + done.stderr
+    assert "could not be carried out" in done.stderr
