@@ -54,7 +54,7 @@ def archive(log: Log, target: str, *, on_copied: Callable[[dict[str, Any]], None
         if _is_copied(filesystem, path, segment):
             continue
         manifest = {"segment": name, "begin": segment.base_offset, "bytes": segment.size, **_about(log, segment)}
-        manifest["crc32c"] = f"{_copy(log, segment, filesystem, path):08x}"
+        manifest["crc32c"] = f"{_copy(segment, filesystem, path):08x}"
         manifests.write(filesystem, path, manifest)
         made.append(manifest)
         on_copied(manifest)
@@ -68,9 +68,9 @@ def _is_copied(filesystem: fs.FileSystem, path: str, segment: Segment) -> bool:
     return manifest is not None
 
 
-def _copy(log: Log, segment: Segment, filesystem: fs.FileSystem, path: str) -> int:
+def _copy(segment: Segment, filesystem: fs.FileSystem, path: str) -> int:
     """The crc32c of all its bytes."""
-    reader = LogReader(log.uri)
+    reader = LogReader()
     written = 0
 
     def blocks() -> Iterator[bytes]:

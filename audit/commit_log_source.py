@@ -5,6 +5,7 @@
 Options:
     path             a store's folder (the one that holds commitlog/), or one that holds the segments; a path, or a URI that
                      pyarrow knows (s3://, hdfs://, gs://, file://)
+    archive          a folder that has what retention has dropped there (audit/united.py)
     splitMB          how much of a segment one task reads (64)
     startOffset      log offsets: read from the first unit at or behind it,
     endOffset        and up to the first unit at or behind it (up to where the log is on disk)
@@ -60,7 +61,7 @@ def log_of(options: MutableMapping[str, str]) -> Log:
     if known is not None:
         log: Log = pickle.loads(base64.b64decode(known))  # noqa: S301 - our own, a moment ago
         return log
-    return extent.find_log(options["path"], begin=_number(options, "startoffset"), end=_number(options, "endoffset"))
+    return extent.find_log(_where(options), begin=_number(options, "startoffset"), end=_number(options, "endoffset"))
 
 
 class CommitLogSource(DataSource):
@@ -111,7 +112,7 @@ class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: int | None = None
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
-        log = extent.find_log(self._options["path"])
+        log = extent.find_log(_where(self._options))
         asked = _number(self._options, "startoffset")
         return {"offset": log.begin if asked is None else extent.border_at(log, asked)}
 
@@ -120,20 +121,20 @@ class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limit is None else ReadMaxBytes(limit)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = extent.find_log(self._options["path"]).limit
+        self._target = extent.find_log(_where(self._options)).limit
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        log = extent.find_log(self._options["path"])
+        log = extent.find_log(_where(self._options))
         end = log.limit if self._target is None else min(self._target, log.limit)
         if isinstance(limit, ReadMaxBytes):
             end = min(end, extent.border_at(log, start["offset"] + limit.max_bytes))
         return {"offset": max(start["offset"], end)}
 
     def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
-        return {"offset": extent.find_log(self._options["path"]).limit}
+        return {"offset": extent.find_log(_where(self._options)).limit}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        log = extent.find_log(self._options["path"])._replace(begin=start["offset"], end=end["offset"])
+        log = extent.find_log(_where(self._options))._replace(begin=start["offset"], end=end["offset"])
         return [LogPartition(log.span, part) for part in extent.parts(log, split_bytes=_split_bytes(self._options))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -216,6 +217,11 @@ def _matching(batch: pa.RecordBatch, filters: Iterable[Filter]) -> pa.RecordBatc
 def _value(value: Any) -> Any:
     """A time without a zone is one of the session's, which is UTC."""
     return value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value
+
+
+def _where(options: MutableMapping[str, str]) -> str | list[str]:
+    archive = options.get("archive")
+    return options["path"] if archive is None else [archive, options["path"]]
 
 
 def _split_bytes(options: MutableMapping[str, str]) -> int:

@@ -41,8 +41,8 @@ def blocks(log: Log) -> list[Block]:
     return found
 
 
-def digest_blocks(uri: str, some: Iterable[Block]) -> list[bytes]:
-    reader = LogReader(uri)
+def digest_blocks(some: Iterable[Block]) -> list[bytes]:
+    reader = LogReader()
     try:
         return [sha256(reader.read(block.segment, block.begin, block.end - block.begin)).digest() for block in some]
     finally:

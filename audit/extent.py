@@ -1,12 +1,13 @@
 """From where to where a log is to be read, and in which parts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from audit.log_files import Folder, LogReader, Segment, find_folder
+from audit.united import unite
 from audit.walk import WINDOW_BYTES, Piece, Read, What, first_anchor, walk, whole_unit
 from storage.formats import record as records
 from storage.formats import scan, unit
@@ -17,7 +18,6 @@ SPLIT_BYTES = 64 << 20
 class Span(NamedTuple):
     """From where to where a log is read, as each task is told: a `Log` without its thousands of segments."""
 
-    uri: str
     begin: int
     end: int
     limit: int
@@ -42,7 +42,7 @@ class Log(NamedTuple):
 
     @property
     def span(self) -> Span:
-        return Span(self.uri, self.begin, self.end, self.limit)
+        return Span(self.begin, self.end, self.limit)
 
 
 class Part(NamedTuple):
@@ -53,9 +53,12 @@ class Part(NamedTuple):
     segment: Segment | None
 
 
-def find_log(uri: str, *, begin: int | None = None, end: int | None = None) -> Log:
-    """The log, or so much of it as is asked for. Raises LogNotFound."""
-    folder = find_folder(uri)
+def find_log(where: str | Sequence[str], *, begin: int | None = None, end: int | None = None) -> Log:
+    """The log in a folder, or in several that are united; or so much of it as is asked for.
+
+    Raises LogNotFound, DifferentLogs.
+    """
+    folder = find_folder(where) if isinstance(where, str) else unite([find_folder(uri) for uri in where])
     if folder.slot is not None and not folder.is_abandoned:
         limit = max(folder.slot.synced_offset, folder.first_offset)
         log = Log(folder, folder.first_offset, limit, limit)
@@ -75,7 +78,7 @@ def border_at(log: Log, offset: int) -> int:
         if offset <= segment.base_offset:
             return min(segment.base_offset, log.limit)
         if offset < limit:
-            reader = LogReader(log.uri)
+            reader = LogReader()
             try:
                 return first_anchor(partial(reader.read, segment), offset, limit, segment.end_offset)
             finally:
@@ -123,7 +126,7 @@ def pieces(log: Log | Span, part: Part, reader: LogReader) -> Iterator[Piece]:
 
 def _walk_to_the_end(folder: Folder) -> Log:
     """As recovery finds it: whole units, until something else lies there that was not known to be on disk."""
-    reader = LogReader(folder.uri)
+    reader = LogReader()
     try:
         begin = folder.first_offset
         if folder.slot is not None:

@@ -20,23 +20,38 @@ class LogNotFound(Exception):
 
 
 class Segment(NamedTuple):
+    """`uri` is of the folder that it was found by: it says on which file system."""
+
     path: str
     base_offset: int
     size: int
+    uri: str
 
     @property
     def end_offset(self) -> int:
         return self.base_offset + self.size
 
 
+class Dropped(NamedTuple):
+    """[begin, end) of the log, which no folder has any more; and what lies before, that is not read therefore."""
+
+    begin: int
+    end: int
+    unread_bytes: int
+
+
 class Folder(NamedTuple):
-    """A folder of segments, and what the store around it says about them. Plain values: it travels to the workers."""
+    """A folder of segments, and what the store around it says about them. Plain values: it travels to the workers.
+
+    Of several folders (`united.py`) `uri` is the newest one's.
+    """
 
     uri: str
     segments: tuple[Segment, ...]
     slot: checkpoint.Slot | None
     broker_synced_ms: int | None  # by a broker's checkpoint, records stored up to then are on disk; None where there is none
     is_abandoned: bool  # whoever wrote it is gone without having closed it, or nothing tells
+    dropped: Dropped | None = None
 
     @property
     def first_offset(self) -> int:
@@ -55,18 +70,19 @@ class Folder(NamedTuple):
 class LogReader:
     """Reads bytes by their log offsets. One file is open at a time: whoever reads a log goes along it."""
 
-    def __init__(self, uri: str) -> None:
-        """`uri`: of the folder that the segments were found by."""
-        self._filesystem, _ = filesystem_of(uri)
-        self._path = ""
+    def __init__(self) -> None:
+        self._filesystems: dict[str, fs.FileSystem] = {}
+        self._segment: Segment | None = None
         self._file: fs.NativeFile | None = None
 
     def read(self, segment: Segment, offset: int, length: int) -> bytes:
         """Fewer bytes at the end of the file."""
-        if segment.path != self._path or self._file is None:
+        if segment != self._segment or self._file is None:
             self.close()
-            self._file = self._filesystem.open_input_file(segment.path)
-            self._path = segment.path
+            if segment.uri not in self._filesystems:
+                self._filesystems[segment.uri], _ = filesystem_of(segment.uri)
+            self._file = self._filesystems[segment.uri].open_input_file(segment.path)
+            self._segment = segment
         data: bytes = self._file.read_at(length, offset - segment.base_offset)
         return data
 
@@ -94,7 +110,7 @@ def find_folder(uri: str) -> Folder:
     is_store = filesystem.get_file_info(below).type is fs.FileType.Directory
     # First how far it is on disk, then what is there: a service that goes on meanwhile has made the segments before it says so.
     page = _read_if_there(filesystem, f"{path}/checkpoint") if is_store else None
-    segments = tuple(_segments(filesystem, below if is_store else path))
+    segments = tuple(_segments(uri, filesystem, below if is_store else path))
     if not segments:
         raise LogNotFound(f"{uri} has no segments of a log (files named by {names.FILE_NAME_DIGITS} digits), nor has {below}")
     if page is None or len(page) < checkpoint.FIELDS_BYTES:
@@ -115,11 +131,11 @@ def read_store_file(uri: str, name: str) -> bytes | None:
     return _read_if_there(filesystem, f"{path.rstrip('/')}/{name}")
 
 
-def _segments(filesystem: fs.FileSystem, folder: str) -> Iterable[Segment]:
+def _segments(uri: str, filesystem: fs.FileSystem, folder: str) -> Iterable[Segment]:
     found = filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
     based = [(names.base_offset(info.base_name), info) for info in found if info.type is fs.FileType.File]
     return sorted(
-        [Segment(info.path, base, info.size) for base, info in based if base is not None and info.size],
+        [Segment(info.path, base, info.size, uri) for base, info in based if base is not None and info.size],
         key=lambda segment: segment.base_offset,
     )
 

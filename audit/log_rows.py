@@ -15,7 +15,7 @@ _STRETCH_KINDS = {What.DAMAGE: columns.DAMAGED, What.FILLER: columns.FILLER, Wha
 def rows(log: Log | Span, part: Part, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of one part, with the columns of the schema, of which none means just their number."""
     base = part.segment.base_offset if part.segment is not None else part.begin
-    reader = LogReader(log.uri)
+    reader = LogReader()
     try:
         for piece in extent.pieces(log, part, reader):
             if piece.what is What.RECORDS:

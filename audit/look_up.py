@@ -16,7 +16,7 @@ _STEP_BYTES = 8 << 20
 
 def rows_at(log: Log, offsets: Iterable[int], wanted: Sequence[str]) -> dict[int, dict[str, Any]]:
     """The records at these log offsets, where records were found before, with these columns."""
-    reader = LogReader(log.uri)
+    reader = LogReader()
     found = {}
     try:
         for offset in sorted(set(offsets)):
@@ -33,7 +33,7 @@ def rows_at(log: Log, offsets: Iterable[int], wanted: Sequence[str]) -> dict[int
 
 def has_brokers_records(log: Log) -> bool:
     """Does any segment begin with a record that is not ours? One that a broker went on in shows later, by its ops."""
-    reader = LogReader(log.uri)
+    reader = LogReader()
     try:
         for segment in log.folder.segments:
             raw = reader.read(segment, segment.base_offset, records.FIXED_BYTES)
@@ -49,7 +49,7 @@ def first_half_number(log: Log) -> tuple[int | None, bool]:
 
     Numbers rise along the log: no half behind it has a smaller one.
     """
-    reader = LogReader(log.uri)
+    reader = LogReader()
     wanted = columns.arrow_schema(("kind", "queue_offset"))
     try:
         for part in extent.parts(log, split_bytes=_STEP_BYTES):

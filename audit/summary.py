@@ -55,6 +55,12 @@ def _log(report: dict[str, Any]) -> RenderableType:
     ]
     if log["damaged_stretches"]:
         lines.append(f"{log['damaged_stretches']:,} damaged stretches, {log['damaged_bytes']:,} bytes")
+    if "dropped" in log:
+        gone = log["dropped"]
+        lines.append(
+            f"{gone['end'] - gone['begin']:,} bytes at {gone['begin']} were dropped by retention and are in no archive; "
+            f"{gone['unread_bytes']:,} bytes before them are not read"
+        )
     if log["torn_bytes"]:
         lines.append(f"{log['torn_bytes']:,} bytes behind the end are of appends that nobody was answered")
     return Group(*[Text(line) for line in lines])

@@ -7,7 +7,6 @@ records that prove a finding, and stretches of damage.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
@@ -59,7 +58,7 @@ class Outcome:
 
 def carry_out(
     spark: SparkSession,
-    uri: str,
+    where: str | Sequence[str],
     scope: Scope,
     *,
     found: Log,
@@ -82,8 +81,8 @@ def carry_out(
                 add_to(outcome.report, checks.carry_out(spark, found, asked, split_bytes=split_bytes), counted=counted)
             return outcome
         except Exception:
-            now = extent.find_log(uri)
-            if beginning == _BEGINNINGS or now.begin == found.begin:
+            now = extent.find_log(where)
+            if beginning == _BEGINNINGS or set(found.folder.segments) <= set(now.folder.segments):
                 raise
             found = now
     raise AssertionError
@@ -336,6 +335,7 @@ class TransactionAudit:
                 "damaged_stretches": sums.counts[DAMAGED],
                 "damaged_bytes": sums.damaged_bytes,
                 "torn_bytes": log.torn_bytes,
+                **({} if log.folder.dropped is None else {"dropped": log.folder.dropped._asdict()}),
             },
             "segments": {
                 **({"from": names.file_name(read[0].base_offset), "to": names.file_name(read[-1].base_offset)} if read else {}),
@@ -346,10 +346,10 @@ class TransactionAudit:
 
     def _digests(self, found: Sequence[Block]) -> Sequence[bytes]:
         if len(found) <= _DIGESTS_AT_HOME:
-            return digest.digest_blocks(self._log.uri, found)
+            return digest.digest_blocks(found)
         context = self._spark.sparkContext
         spread = context.parallelize(list(found), min(len(found), context.defaultParallelism))
-        digests: list[bytes] = spread.mapPartitions(partial(digest.digest_blocks, self._log.uri)).collect()
+        digests: list[bytes] = spread.mapPartitions(digest.digest_blocks).collect()
         return digests
 
 

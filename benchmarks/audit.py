@@ -57,7 +57,7 @@ def _batches(log: Log) -> Iterator[pa.RecordBatch]:
 
 
 def _walk(log: Log) -> int:
-    reader = LogReader(log.uri)
+    reader = LogReader()
     try:
         return sum(len(piece.record_offsets) for part in extent.parts(log) for piece in extent.pieces(log, part, reader))
     finally:

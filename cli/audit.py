@@ -21,6 +21,7 @@ from audit.checks.policies import POLICIES, Policy
 from audit.verdicts import FAIL_ON, FINDINGS
 from cli.audit_common import (
     Exit,
+    Log,
     check_file,
     in_short,
     needs_matplotlib,
@@ -97,9 +98,7 @@ def audit() -> None:
 
 @app.command()
 def run(
-    log: Annotated[
-        str, typer.Option(help="The store's folder (it holds commitlog/) or a folder of segments; a path or a URI.")
-    ],
+    log: Log,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
     html: Annotated[
         Path | None, typer.Option(help="Write the report as a page to this file: plots and tables, nothing from outside.")
@@ -228,7 +227,7 @@ class _Rows(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    log: str
+    log: list[str]
     begun_from: datetime | None
     begun_to: datetime | None
     producer_group: str | None

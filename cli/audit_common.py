@@ -4,14 +4,22 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import IntEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+Log = Annotated[
+    list[str],
+    typer.Option(
+        help="The store's folder (it holds commitlog/) or a folder of segments; a path or a URI. Several are read as one log: "
+        "an archive and the store."
+    ),
+]
 _LOCK = "pip install -r requirements-audit.lock"
 _ERROR_CHARACTERS = 2_000
 
@@ -55,7 +63,7 @@ def check_file(file: Path | None, option: str) -> None:
         raise typer.BadParameter(f"{file} cannot be a file: {file.parent} is no folder, or it is one", param_hint=option)
 
 
-def run_part(report_id: str, log: str, master: str | None, begun_at: datetime, status: Exit) -> dict[str, Any]:
+def run_part(report_id: str, log: Sequence[str], master: str | None, begun_at: datetime, status: Exit) -> dict[str, Any]:
     """What differs from run to run over the same bytes."""
     ended_at = datetime.now(UTC)
     return {
@@ -64,7 +72,7 @@ def run_part(report_id: str, log: str, master: str | None, begun_at: datetime, s
         "finished_at": ended_at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "seconds": round((ended_at - begun_at).total_seconds(), 3),
         "exit_status": int(status),
-        "log": log,
+        "log": log[0] if len(log) == 1 else list(log),
         **({} if master is None else {"master": master}),
         "python": platform.python_version(),
     }

@@ -9,15 +9,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cli.audit_common import Exit, check_file, in_short, needs_spark, report_id_of, run_part, say, status_of, write_report
+from cli.audit_common import Exit, Log, check_file, in_short, needs_spark, report_id_of, run_part, say, status_of, write_report
 
 _LISTED = 20
 
 
 def reconcile(
-    log: Annotated[
-        str, typer.Option(help="The store's folder (it holds commitlog/) or a folder of segments, as for `audit run`.")
-    ],
+    log: Log,
     database: Annotated[str, typer.Option(help="Where the producers' markers are, as SQLAlchemy names it: postgresql://...")],
     table: Annotated[str, typer.Option(help="The table of markers: one row for each transaction.")] = "markers",
     id_column: Annotated[str, typer.Option(help="Its column with the transaction's id.")] = "transaction_id",

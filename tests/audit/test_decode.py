@@ -32,7 +32,7 @@ STORES = {
 def rows_of(store: Path) -> list[dict]:
     """Every row of a store, and the bytes of its log."""
     log = extent.find_log(str(store))
-    reader = LogReader(log.uri)
+    reader = LogReader()
     found = []
     for part in extent.parts(log, split_bytes=100_000):
         for piece in extent.pieces(log, part, reader):

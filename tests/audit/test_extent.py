@@ -43,7 +43,7 @@ def spoil(root: Path, at: int, change: Callable[[bytes], bytes] = lambda raw: by
 
 
 def stretches(log: extent.Log) -> list[tuple[What, int, int]]:
-    reader = LogReader(log.uri)
+    reader = LogReader()
     found = [piece for part in extent.parts(log) for piece in extent.pieces(log, part, reader)]
     reader.close()
     return [(piece.what, piece.offset, piece.length) for piece in found if piece.what is not What.RECORDS]

@@ -87,7 +87,7 @@ def spoiled(store: Path, randomness: Random, end: int) -> None:
 
 def rows_of(log: extent.Log, split_bytes: int) -> tuple[list[int], list[tuple[int, int]]]:
     """(log offsets of the records, stretches of damage)"""
-    reader = LogReader(log.uri)
+    reader = LogReader()
     records: list[int] = []
     damage: list[tuple[int, int]] = []
     for part in extent.parts(log, split_bytes=split_bytes):
@@ -101,7 +101,7 @@ def rows_of(log: extent.Log, split_bytes: int) -> tuple[list[int], list[tuple[in
 
 
 def accounted_bytes(log: extent.Log) -> int:
-    reader = LogReader(log.uri)
+    reader = LogReader()
     found = [piece.length for part in extent.parts(log, split_bytes=3_000) for piece in extent.pieces(log, part, reader)]
     reader.close()
     return sum(found)

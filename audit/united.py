@@ -1,0 +1,78 @@
+"""Several folders read as one log: an archive and the store whose retention has dropped what the archive has.
+
+The newest folder, whose log goes on furthest, says how far the log is on disk; what lies beside a log (consume queues, the
+key index) is looked for there. Segments are united by the log offset at which they begin. Where several folders have the same
+one it is read once, in the newest folder if that has it. The copies must be of one length and begin with the same record,
+else it is refused: they are of different logs. No more of them is compared: that would read each copy a second time, and what
+is not read changes no verdict.
+
+A stretch that is missing inside of one folder is a finding. One between two folders is what retention dropped before it was
+archived. Then the log begins behind it: what a transaction that was begun before became of is not known.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from audit.log_files import Dropped, Folder, LogReader, Segment
+from storage.formats import record as records
+
+
+class DifferentLogs(Exception):
+    """Folders that were said to be of one log are not."""
+
+
+def unite(folders: Sequence[Folder]) -> Folder:
+    """As one folder. Raises DifferentLogs."""
+    newest = max(folders, key=_reach)
+    found: dict[int, Segment] = {}
+    for segment in _newest_first(folders, newest):
+        known = found.setdefault(segment.base_offset, segment)
+        if known is not segment:
+            _compare(known, segment)
+    segments = sorted(found.values(), key=lambda segment: segment.base_offset)
+    for one, other in pairwise(segments):
+        if one.end_offset > other.base_offset:
+            raise DifferentLogs(f"{one.path} ends at {one.end_offset:,}, within {other.path}: they are of different logs")
+    return _behind_the_last_gap(newest._replace(segments=tuple(segments)), folders)
+
+
+def _reach(folder: Folder) -> tuple[int, int]:
+    """Its last segment, and how far that is known to be written: a broker says it by time, an archive not at all."""
+    synced = folder.broker_synced_ms if folder.slot is None else folder.slot.synced_offset
+    return folder.segments[-1].base_offset, -1 if synced is None else synced
+
+
+def _newest_first(folders: Iterable[Folder], newest: Folder) -> Iterable[Segment]:
+    yield from newest.segments
+    for folder in folders:
+        if folder is not newest:
+            yield from folder.segments
+
+
+def _compare(one: Segment, other: Segment) -> None:
+    if one.size != other.size:
+        raise DifferentLogs(f"{one.path} has {one.size:,} bytes, {other.path} {other.size:,}: they are of different logs")
+    begins = [_first_bytes(each) for each in (one, other)]
+    if all(any(begin) for begin in begins) and begins[0] != begins[1]:  # a file that nobody has written to yet is all zeros
+        raise DifferentLogs(f"{one.path} and {other.path} begin with different records: they are of different logs")
+
+
+def _first_bytes(segment: Segment) -> bytes:
+    """Of its first record: lengths, checksum, place and times. They are not written twice."""
+    reader = LogReader()
+    try:
+        return reader.read(segment, segment.base_offset, records.FIXED_BYTES)
+    finally:
+        reader.close()
+
+
+def _behind_the_last_gap(united: Folder, folders: Iterable[Folder]) -> Folder:
+    """Without what lies before a stretch that no folder has, unless it is missing inside of one."""
+    for number in range(len(united.segments) - 1, 0, -1):
+        before, behind = united.segments[number - 1 : number + 1]
+        is_gap = before.end_offset < behind.base_offset
+        if is_gap and not any(one.first_offset < before.end_offset and behind.base_offset < one.end_offset for one in folders):
+            unread = sum(segment.size for segment in united.segments[:number])
+            dropped = Dropped(before.end_offset, behind.base_offset, unread)
+            return united._replace(segments=united.segments[number:], dropped=dropped)
+    return united
