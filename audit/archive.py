@@ -36,8 +36,10 @@ class NotCopied(Exception):
 
 
 def sealed_segments(log: Log) -> list[Segment]:
-    """Those that never change again: all of it is on disk, and another one follows."""
-    return [one for one in log.folder.segments[:-1] if one.end_offset <= log.limit]
+    """Those that never change again: their manifest says it, or all of it is on disk and another one follows."""
+    segments = log.folder.segments
+    followed = {one.base_offset for one in segments[:-1] if one.end_offset <= log.limit}
+    return [one for one in segments if not one.is_compacted and (one.is_sealed or one.base_offset in followed)]
 
 
 def archive(log: Log, target: str, *, on_copied: Callable[[dict[str, Any]], None] = lambda _: None) -> list[dict[str, Any]]:

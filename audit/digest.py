@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
+from audit import compacted
 from audit.extent import Log
 from audit.log_files import LogReader, Segment
 
@@ -42,11 +43,22 @@ def blocks(log: Log) -> list[Block]:
 
 
 def digest_blocks(some: Iterable[Block]) -> list[bytes]:
+    """Of a compacted segment its manifest has them."""
     reader = LogReader()
+    noted: dict[Segment, list[str]] = {}
+    found = []
     try:
-        return [sha256(reader.read(block.segment, block.begin, block.end - block.begin)).digest() for block in some]
+        for block in some:
+            segment = block.segment
+            if segment.is_compacted:
+                if segment not in noted:
+                    noted[segment] = compacted.manifest_of(segment)["digests"]
+                found.append(bytes.fromhex(noted[segment][(block.begin - segment.base_offset) // BLOCK_BYTES]))
+            else:
+                found.append(sha256(reader.read(segment, block.begin, block.end - block.begin)).digest())
     finally:
         reader.close()
+    return found
 
 
 def chain(log: Log, digests: Digests) -> str:

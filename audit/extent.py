@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from audit import compacted
 from audit.log_files import Folder, LogReader, Segment, find_folder
 from audit.united import unite
 from audit.walk import WINDOW_BYTES, Piece, Read, What, first_anchor, walk, whole_unit
@@ -77,6 +78,8 @@ def border_at(log: Log, offset: int) -> int:
         limit = min(segment.end_offset, log.limit)
         if offset <= segment.base_offset:
             return min(segment.base_offset, log.limit)
+        if offset < limit and segment.is_compacted:
+            return compacted.first_from(segment, offset)
         if offset < limit:
             reader = LogReader()
             try:
@@ -125,7 +128,12 @@ def pieces(log: Log | Span, part: Part, reader: LogReader) -> Iterator[Piece]:
 
 
 def _walk_to_the_end(folder: Folder) -> Log:
-    """As recovery finds it: whole units, until something else lies there that was not known to be on disk."""
+    """As recovery finds it: whole units, until something else lies there that was not known to be on disk.
+
+    Of sealed segments all was known to be.
+    """
+    if folder.segments[-1].is_sealed:
+        return Log(folder, folder.first_offset, folder.end_offset, folder.end_offset)
     reader = LogReader()
     try:
         begin = folder.first_offset
@@ -140,12 +148,15 @@ def _walk_to_the_end(folder: Folder) -> Log:
 
 
 def _is_written(reader: LogReader, segment: Segment) -> bool:
-    return any(reader.read(segment, segment.base_offset, records.END_OF_FILE_BYTES))
+    return segment.is_sealed or any(reader.read(segment, segment.base_offset, records.END_OF_FILE_BYTES))
 
 
 def _last_whole(folder: Folder, reader: LogReader, begin: int) -> int:
     at = begin
     for segment in folder.segments:
+        if segment.is_sealed and segment.base_offset <= at:
+            at = max(at, segment.end_offset)
+            continue
         read = partial(reader.read, segment)
         while segment.base_offset <= at < segment.end_offset:
             halt = _first_halt(read, segment, at)

@@ -5,14 +5,19 @@ killed process left is read on to the last whole record, as a start of the servi
 """
 
 import os
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from pyarrow import fs
 
+from audit import manifests
 from storage.formats import checkpoint, names
 
 LOG_FOLDER = "commitlog"
+COMPACTED_ENDING = ".parquet"
+
+
+class NoBytes(Exception):
+    """Of this segment there are rows alone."""
 
 
 class LogNotFound(Exception):
@@ -20,12 +25,18 @@ class LogNotFound(Exception):
 
 
 class Segment(NamedTuple):
-    """`uri` is of the folder that it was found by: it says on which file system."""
+    """`uri` is of the folder that it was found by: it says on which file system.
+
+    Sealed: a manifest beside it says that it is whole and never changes. Compacted: the file has rows, not bytes
+    (`compacted.py`); `size` is of the bytes that they were made of.
+    """
 
     path: str
     base_offset: int
     size: int
     uri: str
+    is_sealed: bool = False
+    is_compacted: bool = False
 
     @property
     def end_offset(self) -> int:
@@ -76,7 +87,9 @@ class LogReader:
         self._file: fs.NativeFile | None = None
 
     def read(self, segment: Segment, offset: int, length: int) -> bytes:
-        """Fewer bytes at the end of the file."""
+        """Fewer bytes at the end of the file. Raises NoBytes."""
+        if segment.is_compacted:
+            raise NoBytes(f"{segment.path} has the rows of a segment, not its bytes")
         if segment != self._segment or self._file is None:
             self.close()
             if segment.uri not in self._filesystems:
@@ -131,13 +144,23 @@ def read_store_file(uri: str, name: str) -> bytes | None:
     return _read_if_there(filesystem, f"{path.rstrip('/')}/{name}")
 
 
-def _segments(uri: str, filesystem: fs.FileSystem, folder: str) -> Iterable[Segment]:
+def _segments(uri: str, filesystem: fs.FileSystem, folder: str) -> list[Segment]:
+    """By where they begin. Bytes are read rather than rows where a folder has both."""
     found = filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
-    based = [(names.base_offset(info.base_name), info) for info in found if info.type is fs.FileType.File]
-    return sorted(
-        [Segment(info.path, base, info.size, uri) for base, info in based if base is not None and info.size],
-        key=lambda segment: segment.base_offset,
-    )
+    files = {info.base_name: info for info in found if info.type is fs.FileType.File}
+    segments: dict[int, Segment] = {}
+    for name, info in files.items():
+        base = names.base_offset(name.removesuffix(COMPACTED_ENDING))
+        is_sealed = name + manifests.ENDING in files
+        if base is None or not info.size:
+            continue
+        if not name.endswith(COMPACTED_ENDING):
+            segments[base] = Segment(info.path, base, info.size, uri, is_sealed)
+        elif is_sealed and base not in segments:
+            manifest = manifests.read(filesystem, info.path, size_in="file_bytes")
+            if manifest is not None:
+                segments[base] = Segment(info.path, base, manifest["bytes"], uri, is_sealed=True, is_compacted=True)
+    return [segments[base] for base in sorted(segments)]
 
 
 def _read_if_there(filesystem: fs.FileSystem, path: str) -> bytes | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from audit import columns, decode, extent
+from audit import columns, compacted, decode, extent
 from audit.extent import Log, Part, Span
 from audit.log_files import LogReader
 from audit.walk import What
@@ -15,6 +15,9 @@ _STRETCH_KINDS = {What.DAMAGE: columns.DAMAGED, What.FILLER: columns.FILLER, Wha
 def rows(log: Log | Span, part: Part, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of one part, with the columns of the schema, of which none means just their number."""
     base = part.segment.base_offset if part.segment is not None else part.begin
+    if part.segment is not None and part.segment.is_compacted:
+        yield from compacted.rows(part.segment, part.begin, part.end, schema)
+        return
     reader = LogReader()
     try:
         for piece in extent.pieces(log, part, reader):

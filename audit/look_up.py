@@ -4,10 +4,9 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from audit import columns, decode, extent
+from audit import columns, compacted, decode, extent, log_rows
 from audit.extent import Log
-from audit.log_files import LogReader
-from audit.walk import What
+from audit.log_files import LogReader, Segment
 from storage.formats import record as records
 
 _BEGINNING_BYTES = 64 << 20
@@ -18,17 +17,23 @@ def rows_at(log: Log, offsets: Iterable[int], wanted: Sequence[str]) -> dict[int
     """The records at these log offsets, where records were found before, with these columns."""
     reader = LogReader()
     found = {}
+    in_rows: dict[Segment, list[int]] = {}
     try:
         for offset in sorted(set(offsets)):
             segment = next(one for one in log.folder.segments if one.base_offset <= offset < one.end_offset)
+            if segment.is_compacted:
+                in_rows.setdefault(segment, []).append(offset)
+                continue
             read = partial(reader.read, segment)
             total, _ = records.start(read(offset, records.END_OF_FILE_BYTES))
             row = decode.row_at(read(offset, total), offset, wanted)
             if row is not None:
                 found[offset] = row
-        return found
     finally:
         reader.close()
+    for segment, of_segment in in_rows.items():
+        found |= compacted.rows_at(segment, of_segment, wanted)
+    return found
 
 
 def has_brokers_records(log: Log) -> bool:
@@ -36,6 +41,10 @@ def has_brokers_records(log: Log) -> bool:
     reader = LogReader()
     try:
         for segment in log.folder.segments:
+            if segment.is_compacted:
+                if segment.base_offset < log.end and compacted.manifest_of(segment)["is_brokers"]:
+                    return True
+                continue
             raw = reader.read(segment, segment.base_offset, records.FIXED_BYTES)
             if segment.base_offset < log.end and any(raw) and not decode.is_ours(raw):
                 return True
@@ -49,17 +58,12 @@ def first_half_number(log: Log) -> tuple[int | None, bool]:
 
     Numbers rise along the log: no half behind it has a smaller one.
     """
-    reader = LogReader()
     wanted = columns.arrow_schema(("kind", "queue_offset"))
-    try:
-        for part in extent.parts(log, split_bytes=_STEP_BYTES):
-            if part.begin - log.begin >= _BEGINNING_BYTES:
-                return None, False
-            for piece in extent.pieces(log, part, reader):
-                for batch in decode.batches(piece, part.begin, wanted) if piece.what is What.RECORDS else ():
-                    kinds, numbers = (column.to_pylist() for column in batch.columns)
-                    if columns.HALF in kinds:
-                        return numbers[kinds.index(columns.HALF)], True
-        return None, True
-    finally:
-        reader.close()
+    for part in extent.parts(log, split_bytes=_STEP_BYTES):
+        if part.begin - log.begin >= _BEGINNING_BYTES:
+            return None, False
+        for batch in log_rows.rows(log, part, wanted):
+            kinds, numbers = (column.to_pylist() for column in batch.columns)
+            if columns.HALF in kinds:
+                return numbers[kinds.index(columns.HALF)], True
+    return None, True

@@ -55,6 +55,11 @@ def _log(report: dict[str, Any]) -> RenderableType:
     ]
     if log["damaged_stretches"]:
         lines.append(f"{log['damaged_stretches']:,} damaged stretches, {log['damaged_bytes']:,} bytes")
+    if "compacted" in log:
+        rows = log["compacted"]
+        lines.append(
+            f"{rows['segments']:,} segments, {rows['bytes']:,} bytes, were read as rows: their checksums are not checked"
+        )
     if "dropped" in log:
         gone = log["dropped"]
         lines.append(

@@ -21,6 +21,7 @@ from audit.commit_log_source import NAME, encode_log
 from audit.digest import Block
 from audit.errors import NoSuchGroup
 from audit.extent import Log
+from audit.log_files import Segment
 from audit.outcomes import Bounds
 from audit.sums import Place, Sums
 from audit.verdicts import DAMAGED, FAIL_ON, FINDINGS, FLAGS, VERDICTS, Fact, verdict
@@ -336,6 +337,7 @@ class TransactionAudit:
                 "damaged_bytes": sums.damaged_bytes,
                 "torn_bytes": log.torn_bytes,
                 **({} if log.folder.dropped is None else {"dropped": log.folder.dropped._asdict()}),
+                **_compacted(read),
             },
             "segments": {
                 **({"from": names.file_name(read[0].base_offset), "to": names.file_name(read[-1].base_offset)} if read else {}),
@@ -351,6 +353,15 @@ class TransactionAudit:
         spread = context.parallelize(list(found), min(len(found), context.defaultParallelism))
         digests: list[bytes] = spread.mapPartitions(digest.digest_blocks).collect()
         return digests
+
+
+def _compacted(segments: Sequence[Segment]) -> dict[str, Any]:
+    """What cannot be checked of rows."""
+    rows = [one for one in segments if one.is_compacted]
+    if not rows:
+        return {}
+    found = {"segments": len(rows), "bytes": sum(one.size for one in rows), "checksums": "not checked"}
+    return {"compacted": found}
 
 
 def _is_wanted(facts: Fact, wanted: Sequence[str]) -> bool:

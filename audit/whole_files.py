@@ -33,9 +33,14 @@ def write(filesystem: fs.FileSystem, path: str, data: bytes) -> None:
     name(filesystem, path)
 
 
+def part_of(path: str) -> str:
+    """What the file is called until it is whole."""
+    return f"{path}{_PART}"
+
+
 def write_part(filesystem: fs.FileSystem, path: str, blocks: Iterable[bytes]) -> str:
     """The path of the part, which is on disk."""
-    part = f"{path}{_PART}"
+    part = part_of(path)
     with filesystem.open_output_stream(part) as stream:
         for block in blocks:
             stream.write(block)
@@ -46,12 +51,12 @@ def write_part(filesystem: fs.FileSystem, path: str, blocks: Iterable[bytes]) ->
 def sync_part(filesystem: fs.FileSystem, path: str) -> None:
     """On a disk; and the next read takes the bytes from there and not from memory."""
     if isinstance(filesystem, fs.LocalFileSystem):
-        _sync(f"{path}{_PART}", forget=True)
+        _sync(part_of(path), forget=True)
 
 
 def name(filesystem: fs.FileSystem, path: str) -> None:
     """The part, which is written, gets its name."""
-    filesystem.move(f"{path}{_PART}", path)
+    filesystem.move(part_of(path), path)
     if isinstance(filesystem, fs.LocalFileSystem):
         _sync(str(Path(path).parent))
 

@@ -8,7 +8,7 @@ import typer
 
 from app import exit_codes
 from app.settings import ConfigurationError, load
-from cli import audit, reconcile
+from cli import audit, compact, reconcile
 
 app = typer.Typer(
     name="escrowmq",
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 
 audit.app.command()(reconcile.reconcile)
+audit.app.command()(compact.compact)
 app.add_typer(audit.app)
 
 

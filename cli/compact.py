@@ -1,0 +1,40 @@
+"""`escrowmq audit compact`: sealed segments made Parquet. Spark is imported when it runs."""
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.audit_common import Exit, Log, in_short, needs_spark, say
+
+
+def compact(
+    log: Log,
+    to: Annotated[str, typer.Option(help="Where the rows go: a path or a URI that all workers share, as s3://bucket/rows.")],
+    bodies: Annotated[bool, typer.Option("--bodies", help="Keep the messages' bodies, too.")] = False,
+    master: Annotated[str | None, typer.Option(help="Where Spark runs, as for `audit run`.")] = None,
+    driver_memory: Annotated[str, typer.Option(help="Of the Java process that drives Spark.")] = "2g",
+) -> None:
+    """Make sealed segments, or an archive of them, Parquet: a row for each record. `audit run --log` reads it as the log.
+
+    What is there already is passed over. Exit status: 0 everything that is sealed is there; 2 wrong usage; 3 it could not be
+    carried out.
+    """
+    needs_spark()
+    try:
+        from audit import extent
+        from audit.compact import compact as make_rows
+        from audit.session import session
+
+        found = extent.find_log(log)  # before Spark: where there is no log, that is said at once
+        with tempfile.TemporaryDirectory() as folder:
+            settings = {"spark.driver.memory": driver_memory}
+            with session(master, log=Path(folder) / "spark.log", settings=settings, name="escrowmq compact") as spark:
+                made = make_rows(spark, found, to, with_bodies=bodies)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: it could not be carried out
+        say(f"The log could not be compacted: {in_short(error)}")
+        raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
+    for one in made:
+        say(f"{one['segment']}: {one['rows']:,} rows, {one['bytes']:,} bytes made {one['file_bytes']:,}")
+    say(f"{len(made):,} segments compacted")
