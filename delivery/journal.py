@@ -4,9 +4,7 @@ What a snapshot of the table says to reflect of the lease topic is counted messa
 lacks.
 """
 
-import asyncio
-from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 import msgspec
 
@@ -15,12 +13,12 @@ from delivery.lease_table import LeaseTable, Moment, TableDump
 from storage.clock import Clock
 from storage.message import Appended, Durability, Message
 from storage.store import AppliedPrefix, MessageStore, Snapshot, Snapshots, SyncedPosition
+from storage.turns import Changes
 
 SNAPSHOT = "leases"
 _READ_MESSAGES = 512
 _READ_BYTES = 8 << 20
 
-T = TypeVar("T")
 _dump_decoder = msgspec.msgpack.Decoder(TableDump)
 
 
@@ -33,7 +31,7 @@ class LeaseJournal:
         self.table = LeaseTable()
         self._applied = AppliedPrefix()
         self._kept_end = 0
-        self._running: set[asyncio.Task[Any]] = set()
+        self.changes = Changes()
 
     def now(self) -> Moment:
         return Moment(self.clock.wall_ms(), self.clock.monotonic_ms())
@@ -59,18 +57,6 @@ class LeaseJournal:
                 self.table.apply(event, now)
             self._applied.add(place.queue_offset)
         return appended[: len(messages)]
-
-    async def uncancelled(self, change: Coroutine[Any, Any, T]) -> T:
-        """A change goes on when the one who asked for it has gone: an append cannot be taken back."""
-        task = asyncio.ensure_future(change)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        return await asyncio.shield(task)
-
-    async def drain(self) -> None:
-        """Return once every change that was begun has ended."""
-        while self._running:
-            await asyncio.wait(self._running)
 
     # ----------------------------------------------------------------------------------------------- snapshots, replay
 

@@ -47,8 +47,8 @@ from storage.store import (
     SyncedPosition,
     find_message,
 )
-from txn.turns import Turns
-from txn.watchers import Watchers
+from storage.turns import Turns
+from storage.watchers import Watchers
 
 SNAPSHOT = "requests"
 _READ_MESSAGES = 512

@@ -65,7 +65,7 @@ class Delivery:
     async def drain(self) -> None:
         """Return once every change that was begun has ended."""
         await self._waiters.aclose()
-        await self._journal.drain()
+        await self._journal.changes.drain()
 
     async def save_snapshot(self) -> bool:
         """Keep the table, so that a start replays only what came later. False where nothing has changed or none can be kept."""

@@ -256,7 +256,7 @@ class Settling:
             moves.append(move(entry, one, *found))
             found[0].slots.set_state(found[1], State.MOVING)
         if leases is not None and moves:
-            failed = await self._journal.uncancelled(self._move(leases, rules, moves))
+            failed = await self._journal.changes.uncancelled(self._move(leases, rules, moves))
             for one_move, error in failed:
                 results[one_move.entry] = error
             if len(failed) == len(refused):
@@ -266,7 +266,7 @@ class Settling:
     async def give_up(self, leases: GroupLeases, rules: GroupRules, exhausted: Sequence[Taken]) -> None:
         """Messages (in state MOVING) that have had all their attempts. What cannot be written now is tried again."""
         moves = [self._last_move(rules, one.queue, one.offset) for one in exhausted]
-        await self._journal.uncancelled(self._move(leases, rules, moves, tries_again=True))
+        await self._journal.changes.uncancelled(self._move(leases, rules, moves, tries_again=True))
 
     @staticmethod
     def _last_move(rules: GroupRules, queue: QueueLeases, offset: int) -> _Move:
@@ -296,7 +296,7 @@ class Settling:
                 event = Expired(group=leases.group, runs=_runs(again))
                 await self._journal.append([], [event], Durability.BUFFERED, applies=False)
         if last:
-            await self._journal.uncancelled(self._move(leases, rules, last, tries_again=True))
+            await self._journal.changes.uncancelled(self._move(leases, rules, last, tries_again=True))
         return len(ended)
 
     # ------------------------------------------------------------------------------------------------------------ moving

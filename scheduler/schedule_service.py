@@ -92,7 +92,7 @@ class ScheduleService:
             check(schedule)
             return None if schedule.state is ScheduleState.CANCELLED else Cancelled(schedule.schedule_id, schedule.entry)
 
-        return await self._under_way.to_the_end(self._change(schedule_id, mark_of))
+        return await self._under_way.uncancelled(self._change(schedule_id, mark_of))
 
     async def move(
         self, schedule_id: str, due_ms: int, *, check: Callable[[Schedule], None] = lambda schedule: None
@@ -107,7 +107,7 @@ class ScheduleService:
                 return None
             return Moved(schedule.schedule_id, schedule.entry, due_ms)
 
-        return await self._under_way.to_the_end(self._change(schedule_id, mark_of))
+        return await self._under_way.uncancelled(self._change(schedule_id, mark_of))
 
     async def put_back(self, first_kept: Mapping[QueueId, int]) -> int:
         """Write again what waits and lies before these offsets, which is about to be dropped; how many messages.

@@ -6,13 +6,13 @@ import structlog
 
 from storage.errors import CheckNotOpen, StorageError, UnavailableError
 from storage.message import Durability
+from storage.turns import Turns
 from txn.checkback_plan import HoldReason, OnExhausted, Plan, Step, plan_check
 from txn.half_message import AnsweredUnknown, CheckAnswer, CheckFailed, Held, Resumed
 from txn.journal import Journal
 from txn.open_checks import LeasedCheck, parse_check_id
 from txn.states import Resolver, TxnEvent, TxnState, next_state
 from txn.transaction import Transaction
-from txn.turns import Turns
 
 log = structlog.get_logger()
 

@@ -6,13 +6,13 @@ from typing import NamedTuple
 from storage.errors import IdempotencyInProgress, IdempotencyKeyReused, TooManyOpenTransactions, TransactionExists
 from storage.formats.properties import SCHEDULE_ID
 from storage.message import Message
+from storage.turns import Turns
 from txn import half_message, recall
 from txn.checkback_plan import CheckbackPolicy
 from txn.half_message import Facts
 from txn.journal import Journal
 from txn.options import TransactionOptions
 from txn.transaction import Transaction, TxnMessage, size_of
-from txn.turns import Turns
 
 
 class Begin(NamedTuple):

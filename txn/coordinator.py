@@ -18,6 +18,7 @@ from storage.errors import NotSupportedByEngine, OffsetExpired, UnknownTransacti
 from storage.identifiers import Identifiers
 from storage.message import Message, QueueId, StoredMessage
 from storage.store import KeyLookup, MessageStore
+from storage.turns import Turns
 from txn import half_message, history, recall
 from txn.asking import Asking
 from txn.begin import Begin, Begins, Outcome
@@ -32,7 +33,6 @@ from txn.put_back import PutBack
 from txn.replay import Replay
 from txn.states import Resolver, TxnEvent, TxnState
 from txn.transaction import Transaction
-from txn.turns import Turns
 
 _SLICE = 1_000  # transactions that a list looks at in one turn of the loop
 

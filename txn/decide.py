@@ -7,13 +7,13 @@ import msgspec
 from storage.errors import OffsetExpired, TransactionExpired
 from storage.message import Message, StoredMessage
 from storage.store import find_message
+from storage.turns import Turns
 from txn import half_message
 from txn.begin import Outcome
 from txn.half_message import CheckAnswer
 from txn.journal import Journal
 from txn.states import Resolver, TxnEvent, TxnState, next_state
 from txn.transaction import Transaction
-from txn.turns import Turns
 
 _TARGETS = {TxnState.COMMITTED: TxnEvent.COMMIT, TxnState.ROLLED_BACK: TxnEvent.ROLLBACK}
 

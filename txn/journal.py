@@ -14,13 +14,13 @@ from storage.formats import parts
 from storage.identifiers import Identifiers
 from storage.message import Appended, Durability, Message, QueueId, StoredMessage
 from storage.store import AppliedPrefix, MessageStore, Reserve, Snapshot, Snapshots, SyncedPosition
+from storage.watchers import Watchers
 from txn import half_message, recall
 from txn.half_message import HALF_QUEUE, AnyCheckEvent, CheckAnswer, Held, Op
 from txn.open_checks import OpenChecks
 from txn.pending import TransactionTable
 from txn.states import Resolver, TxnState
 from txn.transaction import Transaction
-from txn.watchers import Watchers
 
 SNAPSHOT = "transactions"
 _HALF_WAIT_MS = 10_000

@@ -12,12 +12,12 @@ import structlog
 
 from storage.errors import CorruptRecord, OffsetExpired
 from storage.message import Durability, Message, QueueId
+from storage.turns import Turns
 from txn import half_message
 from txn.half_message import HALF_QUEUE, Facts, Held
 from txn.journal import Journal
 from txn.states import TxnState
 from txn.transaction import Transaction
-from txn.turns import Turns
 
 _TOGETHER = 500  # transactions whose appends are under way at once,
 _TOGETHER_BYTES = 8 << 20  # or so much of them

@@ -12,6 +12,7 @@ from scheduler.cron_service import CronService
 from scheduler.schedule_log import ScheduleLog
 from scheduler.schedule_service import ScheduleService
 from storage.message import Durability, Message
+from storage.turns import Turns
 from tests.fault.simulated_day import Day
 from tests.fault.transaction_machine import TransactionMachine
 from txn import half_message, replay, states
@@ -24,7 +25,6 @@ from txn.pending import TransactionTable
 from txn.producer import Answered, Failed, Route
 from txn.states import TxnEvent, TxnState
 from txn.transaction import Transaction, from_halves
-from txn.turns import Turns
 
 pytestmark = pytest.mark.faults
 

@@ -1,4 +1,4 @@
-"""Those who wait for a transaction to leave its state."""
+"""Those who wait for something that has a name, a transaction or a request, to leave its state."""
 
 import asyncio
 
@@ -9,23 +9,23 @@ class Watchers:
     def __init__(self) -> None:
         self._parked: dict[str, dict[int, asyncio.Future[None]]] = {}
 
-    async def wait(self, transaction_id: str, *, timeout_ms: int) -> None:
+    async def wait(self, name: str, *, timeout_ms: int) -> None:
         """Return when it is woken, or the time is up."""
         change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._parked.setdefault(transaction_id, {})[id(change)] = change
+        self._parked.setdefault(name, {})[id(change)] = change
         try:
             await asyncio.wait({change}, timeout=timeout_ms / 1000)
         finally:
-            parked = self._parked.get(transaction_id, {})
+            parked = self._parked.get(name, {})
             parked.pop(id(change), None)
             if not parked:
-                self._parked.pop(transaction_id, None)
+                self._parked.pop(name, None)
 
-    def wake(self, transaction_id: str) -> None:
-        for change in self._parked.pop(transaction_id, {}).values():
+    def wake(self, name: str) -> None:
+        for change in self._parked.pop(name, {}).values():
             if not change.done():
                 change.set_result(None)
 
     def wake_all(self) -> None:
-        for transaction_id in list(self._parked):
-            self.wake(transaction_id)
+        for name in list(self._parked):
+            self.wake(name)
