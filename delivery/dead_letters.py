@@ -13,7 +13,7 @@ import structlog
 from delivery import retry_message
 from delivery.journal import LeaseJournal
 from delivery.lease_events import Purged, Redriven, TaskBegun, TaskEnded
-from delivery.lease_table import OffsetSet
+from delivery.offset_set import OffsetSet
 from delivery.tasks import Task, TaskState, Wanted
 from storage.errors import CorruptRecord, IdempotencyKeyReused, StorageFull, UnavailableError, UnknownTask, UnknownTopic
 from storage.message import Durability, OffsetRange, StoredMessage
@@ -234,7 +234,7 @@ class DeadLetters:
         return found, at
 
     async def _append(self, task: Task, messages: list[StoredMessage]) -> None:
-        generation = self._journal.table.group(task.group).generation
+        generation = self._journal.table.group(task.group).retries.generation
         waiting: dict[str, int] = {}
         copies = []
         for message in messages:

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 import msgspec
 
 from delivery.lease_events import LEASE_QUEUE, AnyLeaseEvent, event_message, read_event
-from delivery.lease_table import LeaseTable, Moment, TableDump
+from delivery.lease_snapshot import TableDump
+from delivery.lease_table import LeaseTable
+from delivery.moment import Moment
 from storage.clock import Clock
 from storage.message import Appended, Durability, Message
 from storage.store import AppliedPrefix, MessageStore, Snapshot, Snapshots, SyncedPosition

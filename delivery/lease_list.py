@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from delivery import retry_message
 from delivery.journal import LeaseJournal
-from delivery.lease_table import QueueLeases
+from delivery.queue_leases import QueueLeases
 from delivery.slots import Slot, State
 from storage.errors import CorruptRecord, OffsetOutOfRange, UnknownTopic
 from storage.message import QueueId, StoredMessage

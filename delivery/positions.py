@@ -8,10 +8,12 @@ from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 from delivery import retry_message
+from delivery.group_leases import GroupLeases
+from delivery.group_queues import GroupQueues
 from delivery.groups import GroupRules
 from delivery.journal import LeaseJournal
 from delivery.lease_events import Deleted, Position, Reset, Run
-from delivery.lease_table import GroupLeases, QueueLeases
+from delivery.queue_leases import QueueLeases
 from delivery.receive import Receiving
 from delivery.slots import State
 from delivery.waiters import Waiters
@@ -57,9 +59,10 @@ class QueueLag(NamedTuple):
 class Positions:
     """The event loop's."""
 
-    def __init__(self, journal: LeaseJournal, receiving: Receiving, waiters: Waiters) -> None:
+    def __init__(self, journal: LeaseJournal, queues: GroupQueues, receiving: Receiving, waiters: Waiters) -> None:
         self._journal = journal
         self._store = journal.store
+        self._queues = queues
         self._receiving = receiving
         self._waiters = waiters
 
@@ -69,7 +72,7 @@ class Positions:
         if leases is None:
             return await self._store.committed_offset(group, queue)
         known = leases.find(queue)
-        return await self._receiving.committed(leases, queue) if known is None else known.slots.prefix
+        return await self._queues.committed(leases, queue) if known is None else known.slots.prefix
 
     async def set(self, group: str, positions: Mapping[QueueId, int]) -> None:
         """Go on at these offsets; leases in these queues end. Durable on return."""
@@ -93,7 +96,7 @@ class Positions:
     async def _plan(self, group: str, positions: Mapping[QueueId, int], begun: Mapping[QueueId, Sequence[Run]]) -> list[Move]:
         """`begun`: as `_retries_of` says."""
         leases = self._journal.table.find(group)
-        waiting = {} if leases is None else leases.waiting
+        waiting = {} if leases is None else leases.retries.waiting
         moves = []
         for queue, offset in positions.items():
             begin = await self.get(group, queue)
@@ -135,7 +138,7 @@ class Positions:
             except UnknownTopic:
                 ends.append(0)
         async with self._receiving.taking(group):
-            generation = self._journal.table.group(group).generation + 1
+            generation = self._journal.table.group(group).retries.generation + 1
             event = Deleted(group=group, generation=generation, retry_end=ends[0], dead_letter_end=ends[1])
             await self._journal.append([], [event], Durability.SYNCED)
         self._waiters.wake_all(group)
@@ -154,7 +157,7 @@ class Positions:
         known = leases.find(retries.queue)
         again = 0 if known is None else sum(slot.attempt > 0 for slot in known.slots.in_states((State.OPEN,), 0))
         # Those that lie in the retry topic unmet are ready; of which queues they are is known once they are read.
-        return found, max(0, sum(leases.waiting.values()) - (retries.ready - again))
+        return found, max(0, sum(leases.retries.waiting.values()) - (retries.ready - again))
 
     async def _lag_of(self, group: str, queue: QueueId) -> QueueLag:
         bounds = await self._store.offsets(queue)
@@ -201,7 +204,7 @@ class Positions:
         event = Reset(
             group=leases.group,
             positions=list(positions),
-            generation=leases.generation + 1,
+            generation=leases.retries.generation + 1,
             ends_retries=ends_retries,
             voided=list(voided),
         )

@@ -14,6 +14,7 @@ from enum import StrEnum
 import msgspec
 
 from delivery.request_events import AnyRequestEvent, Cancelled, Opened, Replied, TimedOut
+from storage.errors import RequestClosed
 
 
 class RequestState(StrEnum):
@@ -56,6 +57,12 @@ class Request(msgspec.Struct, array_like=True):
     def _close(self, state: RequestState, at_ms: int) -> None:
         self.state = state
         self.closed_at_ms = at_ms
+
+
+def closed(request: Request) -> RequestClosed:
+    """What whoever comes too late is told."""
+    state = request.state.value if request.state is not RequestState.PENDING else RequestState.TIMED_OUT.value
+    return RequestClosed(f"request {request.request_id} is closed: {state}", state=state)
 
 
 class RequestTable:

@@ -1,25 +1,38 @@
 """Delivery under leases, over a `MessageStore`, as one object.
 
-groups.py        a group's rules                      receive.py    choose, read, lend
-lease_table.py   who has what until when              settle.py     acknowledge, refuse, extend, give up
-lease_events.py  what happened, in the log            positions.py  committed offsets, reset, lag
-lease_list.py    the leases of a group                trace.py      what happened to one message
-journal.py       the two, and snapshots               waiters.py    who waits for messages
-skipping.py      what a group passes over
+receiving                                       settling
+  receive.py       lend, note it, answer, wait    acknowledge.py   done, alone or with what came of it
+  choosing.py      which messages a receive gets  refuse.py        not done: again later, or given up
+  group_queues.py  which queues, from where       lease_ends.py    more time, and leases that just end
+  taking.py        what one receive takes         moving.py        to a retry, to the dead letters
+  skipping.py      what is passed over            handles.py       what a receipt handle names
+
+the table                                       beside it
+  lease_table.py   all groups                     groups.py        a group's rules
+  group_leases.py  one group                      positions.py     committed offsets, reset, lag
+  queue_leases.py  one of its queues              lease_list.py    the leases of a group
+  lease_events.py  what happened, in the log      trace.py         what happened to one message
+  lease_replay.py  what an event does             waiters.py       who waits for messages
+  journal.py       table and log, and snapshots   dead_letters.py  list, redrive, purge
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+from delivery.acknowledge import Acknowledging
 from delivery.dead_letters import DeadLetters
+from delivery.group_queues import GroupQueues
 from delivery.groups import GroupRules
 from delivery.journal import LeaseJournal
+from delivery.lease_ends import LeaseEnds
 from delivery.lease_list import Lease, Place, list_leases
+from delivery.moving import Moving
 from delivery.positions import Move, Positions, QueueLag
-from delivery.receive import NOTHING_WITHDRAWN, HandedOut, Receiving, Request, Withdrawn
-from delivery.settle import Refused, Settling
+from delivery.receive import HandedOut, Receiving, Request
+from delivery.refuse import Refused, Refusing
 from delivery.slots import State
 from delivery.waiters import Waiters
+from delivery.withdrawn import NOTHING_WITHDRAWN, Withdrawn
 from storage.clock import Clock
 from storage.errors import MessagingError, StorageFull, UnavailableError
 from storage.formats import names
@@ -46,9 +59,13 @@ class Delivery:
         self._rules_of = rules_of
         self._journal = LeaseJournal(store, clock)
         self._waiters = Waiters(store)
-        self._settling = Settling(self._journal, self._waiters)
-        self._receiving = Receiving(self._journal, self._settling, self._waiters, randomness, withdrawn)
-        self._positions = Positions(self._journal, self._receiving, self._waiters)
+        moving = Moving(self._journal, self._waiters)
+        self._acknowledging = Acknowledging(self._journal, self._waiters)
+        self._refusing = Refusing(self._journal, moving)
+        self._ends = LeaseEnds(self._journal, moving, self._waiters)
+        queues = GroupQueues(self._journal)
+        self._receiving = Receiving(self._journal, queues, self._ends, self._waiters, randomness, withdrawn)
+        self._positions = Positions(self._journal, queues, self._receiving, self._waiters)
         self.dead_letters = DeadLetters(self._journal, new_task_id)
         self.table = self._journal.table
 
@@ -83,7 +100,7 @@ class Delivery:
             if rules is not None:
                 # Where the store takes nothing for now, what ends a last attempt is tried again a moment later.
                 with suppress(UnavailableError, StorageFull):
-                    ended += await self._settling.end_due(leases, rules)
+                    ended += await self._ends.end_due(leases, rules)
         return ended
 
     # ---------------------------------------------------------------------------------------------------------- groups
@@ -114,25 +131,25 @@ class Delivery:
 
     async def ack(self, group: str, handles: Sequence[str]) -> list[bool]:
         """Which of the messages are done with: all but those whose lease has ended. Durable on return."""
-        return await self._settling.ack(group, handles)
+        return await self._acknowledging.ack(group, handles)
 
     async def ack_beside(self, handle: str, message_id: str, make: Callable[[bool], Sequence[Message]]) -> list[Appended]:
         """Append messages and, in the same unit, the acknowledgement of this message, in whatever group the handle lends
         it; `make` is told whether the handle is this message's, and that still lent or done with already. Durable on return.
         """
-        return await self._settling.ack_beside(handle, message_id, make)
+        return await self._acknowledging.ack_beside(handle, message_id, make)
 
     async def nack(self, group: str, rules: GroupRules, refused: Sequence[Refused]) -> list[MessagingError | None]:
         """Hand the messages out again, after a wait; why an entry was refused. Durable on return."""
-        return await self._settling.nack(group, rules, refused)
+        return await self._refusing.nack(group, rules, refused)
 
     async def dead_letter(self, group: str, rules: GroupRules, refused: Sequence[Refused]) -> list[MessagingError | None]:
         """Give the messages up; why an entry was refused. Durable on return."""
-        return await self._settling.dead_letter(group, rules, refused)
+        return await self._refusing.dead_letter(group, rules, refused)
 
     async def extend(self, group: str, wanted: Sequence[tuple[str, int]]) -> list[int | None]:
         """`wanted`: (handle, for how long from now). Until when each is lent (wall); None where its lease has ended."""
-        return await self._settling.extend(group, wanted)
+        return await self._ends.extend(group, wanted)
 
     # ------------------------------------------------------------------------------------------------------- positions
 

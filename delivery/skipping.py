@@ -10,10 +10,11 @@ from enum import StrEnum
 import structlog
 
 from delivery.by_time import offset_by_time
+from delivery.group_leases import GroupLeases
 from delivery.groups import GroupRules
 from delivery.journal import LeaseJournal
 from delivery.lease_events import Skip, Skipped
-from delivery.lease_table import GroupLeases, QueueLeases
+from delivery.queue_leases import QueueLeases
 from storage.errors import CorruptRecord, OffsetOutOfRange
 from storage.message import Durability, StoredMessage
 

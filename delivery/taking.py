@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from delivery import retry_message
+from delivery.group_leases import GroupLeases
 from delivery.lease_events import LeasedRun, Scan
-from delivery.lease_table import GroupLeases, QueueLeases
+from delivery.queue_leases import QueueLeases
 from delivery.slots import State
 from storage.message import StoredMessage
 
@@ -80,8 +81,7 @@ class Taking:
         for one in self.taken:
             if one.queue.slots.is_leased(one.offset, self.lease, -1):
                 one.queue.take_back(one.offset, one.attempt_before)
-        for queue, count in self.arrived.items():
-            self.leases.waiting[queue] = self.leases.waiting.get(queue, 0) + count
+        self.leases.retries.note_waiting(self.arrived)
 
     # --------------------------------------------------------------------------------------------------- for the event
 

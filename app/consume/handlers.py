@@ -24,8 +24,8 @@ from app.messages.schemas import PayloadForm
 from app.problems import Problem, Refusal, as_refusal, document, invalid_field
 from app.services import Services
 from delivery.receive import HandedOut, Request
+from delivery.refuse import Refused
 from delivery.request_events import asked_by
-from delivery.settle import Refused
 from storage.errors import LeaseExpired, MessagingError
 
 _receive_decoder = msgspec.json.Decoder(ReceiveInput)

@@ -18,8 +18,8 @@ from app.registry.topics import Topic
 from app.requests.schemas import Reply, ReplyInput, ReplyResult, RequestInput, RequestQuery, RequestView
 from app.services import Services
 from delivery.request_events import ReplyBody
+from delivery.request_opening import RepeatableKey
 from delivery.request_table import Request, RequestState
-from delivery.requests import RepeatableKey
 from storage.errors import UnknownTopic, UnsupportedCombination
 from storage.formats import properties
 from storage.message import Message

@@ -7,11 +7,13 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from delivery import lease_events as events
-from delivery import retry_message
+from delivery import lease_replay, lease_snapshot, retry_message
+from delivery.choosing import Choosing
+from delivery.group_leases import GroupLeases
 from delivery.journal import LeaseJournal
 from delivery.key_order import KeyOrder
-from delivery.lease_table import GroupLeases, LeaseTable, Moment
-from delivery.receive import Receiving
+from delivery.lease_table import LeaseTable
+from delivery.moment import Moment
 from delivery.slots import QueueSlots, State
 from storage.message import Durability, Message
 from tests.property.test_lease_model import LeaseMachine
@@ -48,29 +50,29 @@ def _run(number: int) -> str:
 
 
 def test_a_reset_that_ends_the_leases_of_the_whole_topic_is_found(monkeypatch):
-    apply_reset = GroupLeases._apply_reset
+    apply_reset = lease_replay.apply_reset
 
-    def by_topic(self: GroupLeases, event: events.Reset) -> None:
-        apply_reset(self, event)
+    def by_topic(leases: GroupLeases, event: events.Reset) -> None:
+        apply_reset(leases, event)
         topics, named = {one.topic for one in event.positions}, {one.queue_id for one in event.positions}
-        for queue in self.queues:
+        for queue in leases.queues:
             if queue.queue.topic in topics and queue.queue not in named:
                 queue.restart(queue.slots.prefix)
 
-    monkeypatch.setattr(GroupLeases, "_apply_reset", by_topic)
+    monkeypatch.setattr(lease_replay, "apply_reset", by_topic)
 
     assert model_finds()
 
 
 def test_a_reset_that_ends_the_retries_of_the_whole_topic_is_found(monkeypatch):
-    apply_reset = GroupLeases._apply_reset
+    apply_reset = lease_replay.apply_reset
 
-    def by_topic(self: GroupLeases, event: events.Reset) -> None:
-        apply_reset(self, event)
+    def by_topic(leases: GroupLeases, event: events.Reset) -> None:
+        apply_reset(leases, event)
         for position in event.positions if event.ends_retries else ():
-            self.void_before_of[position.topic] = event.generation
+            leases.retries.void_before_of[position.topic] = event.generation
 
-    monkeypatch.setattr(GroupLeases, "_apply_reset", by_topic)
+    monkeypatch.setattr(lease_replay, "apply_reset", by_topic)
 
     assert model_finds()
 
@@ -95,19 +97,19 @@ def test_a_handle_that_settles_anothers_lease_is_found(monkeypatch):
 
 
 def test_a_lease_that_is_kept_on_paper_only_is_found(monkeypatch):
-    monkeypatch.setattr(GroupLeases, "_apply_leased", lambda self, event, now: None)
+    monkeypatch.setattr(lease_replay, "apply_leased", lambda leases, event, now: None)
 
     assert model_finds()
 
 
 def test_an_attempt_that_a_kill_forgets_is_found(monkeypatch):
-    apply_leased = GroupLeases._apply_leased
+    apply_leased = lease_replay.apply_leased
 
-    def unnamed(self: GroupLeases, event: events.Leased, now: Moment) -> None:
-        apply_leased(self, event, now)
-        self.attempts.pop(event.attempt_id or "", None)
+    def unnamed(leases: GroupLeases, event: events.Leased, now: Moment) -> None:
+        apply_leased(leases, event, now)
+        leases.attempts.forget(event.attempt_id or "")
 
-    monkeypatch.setattr(GroupLeases, "_apply_leased", unnamed)
+    monkeypatch.setattr(lease_replay, "apply_leased", unnamed)
 
     assert model_finds()
 
@@ -119,9 +121,7 @@ def test_a_count_of_attempts_that_a_retry_begins_anew_is_found(monkeypatch):
 
 
 def test_a_withdrawn_message_that_is_handed_out_is_found(monkeypatch):
-    monkeypatch.setattr(
-        Receiving, "_is_to_come", lambda self, leases, queue, rules, message, attempt: queue.slots.unsettled > 0
-    )
+    monkeypatch.setattr(Choosing, "_is_to_come", lambda self, leases, queue, rules, message, attempt: queue.slots.unsettled > 0)
 
     assert "was withdrawn" in model_finds()
 
@@ -132,8 +132,8 @@ def test_a_deleted_group_whose_retries_go_on_is_found(monkeypatch):
     def forgetful(self: LeaseTable, event: events.AnyLeaseEvent, now: Moment) -> None:
         apply(self, event, now)
         if isinstance(event, events.Deleted):
-            group = self.group(event.group)
-            group.generation = group.void_before = group.retry_start = 0
+            retries = self.group(event.group).retries
+            retries.generation = retries.void_before = retries.start = 0
 
     monkeypatch.setattr(LeaseTable, "apply", forgetful)
 
@@ -160,15 +160,15 @@ def test_an_acknowledgement_that_is_answered_before_its_sync_is_found(monkeypatc
 
 
 def test_a_snapshot_that_claims_more_than_it_holds_is_found(monkeypatch):
-    dump = GroupLeases.dump
+    dump = lease_snapshot.dump_group
 
-    def without_the_last_queue(self: GroupLeases) -> object:
-        queues, self.queues = self.queues, self.queues[:-1]
+    def without_the_last_queue(leases: GroupLeases) -> object:
+        queues, leases.queues = leases.queues, leases.queues[:-1]
         try:
-            return dump(self)
+            return dump(leases)
         finally:
-            self.queues = queues
+            leases.queues = queues
 
-    monkeypatch.setattr(GroupLeases, "dump", without_the_last_queue)
+    monkeypatch.setattr(lease_snapshot, "dump_group", without_the_last_queue)
 
     assert model_finds()

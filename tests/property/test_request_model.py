@@ -11,8 +11,9 @@ from delivery.groups import GroupRules, Subscription
 from delivery.options import RequestOptions
 from delivery.receive import Request as Receive
 from delivery.request_events import ReplyBody, asked_by
+from delivery.request_opening import RepeatableKey
 from delivery.request_table import RequestState
-from delivery.requests import RepeatableKey, Requests
+from delivery.requests import Requests
 from delivery.service import Delivery
 from storage.errors import MessagingError, RequestClosed
 from storage.files.simulated import SimulatedDisk

@@ -7,8 +7,8 @@ from typing import Any
 
 from delivery.groups import GroupRules, Subscription
 from delivery.receive import HandedOut, Request
+from delivery.refuse import Refused
 from delivery.service import Delivery
-from delivery.settle import Refused
 from scheduler.options import ScheduleOptions
 from scheduler.schedule_service import ScheduleService
 from storage.files.simulated import SimulatedDisk

@@ -7,7 +7,7 @@ import pytest
 
 from delivery import tasks
 from delivery.dead_letters import Redrive
-from delivery.lease_table import OffsetSet
+from delivery.offset_set import OffsetSet
 from delivery.tasks import Task, TaskState, Wanted
 from storage.errors import IdempotencyKeyReused, StorageFull, UnknownTask
 from tests.support.delivery import GROUP, ORDERS, House, in_house, named, rules

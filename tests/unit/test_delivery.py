@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from delivery import receipt, receive
+from delivery import choosing, receipt
+from delivery.group_leases import GroupLeases
 from delivery.groups import Start, Subscription
 from delivery.lease_events import LEASE_QUEUE, Position, Reset, event_message, read_event
-from delivery.lease_table import GroupLeases
 from delivery.receive import HandedOut, Request
 from storage.errors import Backpressure, StorageFull
 from storage.message import Appended, Durability, Message, QueueId, StoredMessage
@@ -699,7 +699,7 @@ def test_a_receive_looks_on_where_the_first_that_is_open_is_for_nobody(ordered):
 
 
 def test_a_long_poll_behind_many_that_wait_for_their_key_waits_too(monkeypatch):
-    monkeypatch.setattr(receive, "_MOST_PASSED", 50)
+    monkeypatch.setattr(choosing, "_MOST_PASSED", 50)
 
     async def life(house: House) -> None:
         await house.send(*[f"m{number}" for number in range(600)])
@@ -718,8 +718,8 @@ def test_a_long_poll_behind_many_that_wait_for_their_key_waits_too(monkeypatch):
 
 
 def test_no_long_poll_sleeps_in_front_of_what_nobody_has_looked_at(monkeypatch):
-    monkeypatch.setattr(receive, "_SCAN_CODES", 100)
-    monkeypatch.setattr(receive, "_SCAN_READS", 2)
+    monkeypatch.setattr(choosing, "_SCAN_CODES", 100)
+    monkeypatch.setattr(choosing, "_SCAN_READS", 2)
 
     async def life(house: House) -> None:
         parked = asyncio.ensure_future(house.long_poll(for_ms=20_000))  # its watcher stands at the beginning

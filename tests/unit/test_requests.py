@@ -11,8 +11,9 @@ from delivery.options import RequestOptions
 from delivery.receive import HandedOut
 from delivery.receive import Request as Receive
 from delivery.request_events import REPLY_QUEUE, ReplyBody, asked_by
+from delivery.request_opening import Outcome, RepeatableKey
 from delivery.request_table import Request, RequestState
-from delivery.requests import Outcome, RepeatableKey, Requests
+from delivery.requests import Requests
 from delivery.service import Delivery
 from storage.errors import (
     Backpressure,

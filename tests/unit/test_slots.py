@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
+from delivery.group_leases import GroupLeases
 from delivery.lease_events import LeasedRun, Scan
-from delivery.lease_table import GroupLeases
 from delivery.slots import CHUNK, QueueSlots, State
 from delivery.taking import Taking
 from storage.message import QueueId

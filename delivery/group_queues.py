@@ -1,0 +1,56 @@
+"""The queues that a group reads, and where it begins in one that it has never received from."""
+
+from delivery import retry_message
+from delivery.group_leases import GroupLeases
+from delivery.groups import GroupRules, Start
+from delivery.journal import LeaseJournal
+from delivery.lease_events import Position, Reset
+from delivery.queue_leases import QueueLeases
+from storage.errors import UnknownTopic
+from storage.message import Durability, QueueId
+
+
+class GroupQueues:
+    """The event loop's."""
+
+    def __init__(self, journal: LeaseJournal) -> None:
+        self._journal = journal
+        self._store = journal.store
+
+    async def of(self, leases: GroupLeases, rules: GroupRules) -> list[QueueLeases]:
+        """Those that the group reads, its retry queue the first."""
+        retries = retry_message.retry_queue(leases.group)
+        found = [leases.find(retries) or leases.open(retries, leases.retries.start)]
+        for topic in dict.fromkeys([one.topic for one in rules.subscriptions]):
+            try:
+                queues = await self._store.queues(topic)
+            except UnknownTopic:
+                continue  # it was deleted: the group reads what is left
+            found += [leases.find(one) or leases.open(one, await self._position(leases, one)) for one in queues]
+        return found
+
+    async def _position(self, leases: GroupLeases, queue: QueueId) -> int:
+        """Where a group begins in a queue that it has never received from: one that starts at the end has its position."""
+        committed = await self.committed(leases, queue)
+        return (await self._store.offsets(queue)).first if committed is None else committed
+
+    async def begin(self, leases: GroupLeases, rules: GroupRules) -> None:
+        """Let a group that starts at the end begin there: in those of its queues in which it has no position yet.
+
+        Before anybody receives by these rules: who does begins at the first message. Who calls holds the group's turn to take.
+        """
+        if rules.start is not Start.LATEST:
+            return
+        positions = []
+        for topic in dict.fromkeys(one.topic for one in rules.subscriptions):
+            for queue in await self._store.queues(topic):
+                if leases.find(queue) is None and await self.committed(leases, queue) is None:
+                    end = (await self._store.offsets(queue)).end
+                    positions.append(Position(*queue, end))
+        if positions:
+            event = Reset(group=leases.group, positions=positions, generation=leases.retries.generation)
+            await self._journal.append([], [event], Durability.SYNCED)
+
+    async def committed(self, leases: GroupLeases, queue: QueueId) -> int | None:
+        """The offset of a queue that the group never received from; None where it has not said, or was made anew since."""
+        return None if leases.is_anew else await self._store.committed_offset(leases.group, queue)

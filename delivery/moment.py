@@ -1,0 +1,14 @@
+"""Now, on both clocks: the wall's, which is stored, and the monotonic one, by which this process waits. Pure."""
+
+from typing import NamedTuple
+
+
+class Moment(NamedTuple):
+    """Now, on both clocks, in milliseconds."""
+
+    wall_ms: int
+    monotonic_ms: int
+
+    def monotonic(self, until_ms: int, length_ms: int) -> int:
+        """A wall time on the monotonic clock; whatever the wall clock did, it is at most `length_ms` from now."""
+        return self.monotonic_ms + max(0, min(until_ms - self.wall_ms, length_ms))

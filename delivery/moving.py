@@ -1,0 +1,154 @@
+"""Moves messages that were not done with: back to where they lie, to wait for a retry, to the dead letters, or away.
+
+A message moves in one append with the event that settles it: it is never in both places, nor in none.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import structlog
+
+from delivery import retry_message
+from delivery.group_leases import GroupLeases
+from delivery.groups import GroupRules
+from delivery.handles import Held, runs_of
+from delivery.journal import LeaseJournal
+from delivery.lease_events import AnyLeaseEvent, DeadLettered, Discarded, Retried, Returned, ReturnedMessage
+from delivery.queue_leases import QueueLeases
+from delivery.retry_policy import Fate
+from delivery.waiters import Waiters
+from scheduler import scheduled_message
+from storage.errors import CorruptRecord, MessagingError, OffsetExpired
+from storage.message import Durability, Message, StoredMessage
+
+_APPEND_MESSAGES = 400
+_APPEND_BYTES = 1 << 20
+_TRY_AGAIN_MS = 1_000
+
+log = structlog.get_logger()
+
+
+class Move(NamedTuple):
+    """What is to become of a message that is held (in state MOVING); `deadline_ms`: when its lease would have ended."""
+
+    queue: QueueLeases
+    offset: int
+    attempt: int
+    lease: int
+    deadline_ms: int
+    fate: Fate
+    delay_ms: int
+    reason: str | None
+    entry: int  # of the request
+
+
+_Piece = list[tuple[Move, StoredMessage | None]]
+
+
+class Moving:
+    """The event loop's."""
+
+    def __init__(self, journal: LeaseJournal, waiters: Waiters) -> None:
+        self._journal = journal
+        self._store = journal.store
+        self._clock = journal.clock
+        self._waiters = waiters
+
+    async def move(
+        self, leases: GroupLeases, rules: GroupRules, moves: Sequence[Move], *, tries_again: bool = False
+    ) -> list[tuple[Move, MessagingError]]:
+        """In pieces; which of them failed, and why. What failed is held again, until its lease ends or it is tried again."""
+        failed: list[tuple[Move, MessagingError]] = []
+
+        def hold_again(one: Move, error: MessagingError) -> None:
+            until_ms = self._clock.monotonic_ms() + _TRY_AGAIN_MS
+            leases.hold_again(one.queue, one.offset, until_ms if tries_again else one.deadline_ms)
+            failed.append((one, error))
+
+        def stays(one: Move) -> bool:
+            """In order, or at once: it is handed out again from where it lies."""
+            return one.fate is Fate.AGAIN and (rules.ordered or not one.delay_ms)
+
+        staying = [one for one in moves if stays(one)]
+        pieces: list[_Piece] = [[(one, None) for one in staying]] if staying else []
+        pieces += await self._pieces([one for one in moves if not stays(one)], hold_again)
+        for piece in pieces:
+            try:
+                if stays(piece[0][0]):
+                    messages, events = self._returned(leases.group, piece)
+                else:
+                    messages, events = self._moved(leases, piece)
+                await self._journal.append(messages, events, Durability.SYNCED)
+            except MessagingError as error:
+                for one, _ in piece:
+                    hold_again(one, error)
+        self._waiters.wake(leases.group)
+        return failed
+
+    async def _pieces(self, moves: Sequence[Move], hold_again: Callable[[Move, MessagingError], None]) -> list[_Piece]:
+        """With their messages, as many in a piece as one append may hold; None where the log no longer has the message.
+
+        `hold_again`: told of those that cannot be read now.
+        """
+        pieces: list[_Piece] = []
+        left_bytes = left = 0
+        for one in moves:
+            try:
+                message = await self._read(one)
+            except MessagingError as error:
+                hold_again(one, error)
+                continue
+            size = 0 if message is None else len(message.body)
+            if not pieces or left <= 0 or size > left_bytes:
+                pieces.append([])
+                left_bytes, left = _APPEND_BYTES, _APPEND_MESSAGES
+            pieces[-1].append((one, message))
+            left_bytes -= size
+            left -= 1
+        return pieces
+
+    async def _read(self, move: Move) -> StoredMessage | None:
+        try:
+            (message,) = await self._store.read(move.queue.queue, move.offset, max_messages=1, max_bytes=1)
+        except (OffsetExpired, CorruptRecord) as error:
+            log.error("message_lost", queue=str(move.queue.queue), queue_offset=move.offset, reason=str(error))
+            return None
+        return message
+
+    def _returned(self, group: str, piece: _Piece) -> tuple[list[Message], list[AnyLeaseEvent]]:
+        """What is appended for messages that stay where they are."""
+        now_ms = self._clock.wall_ms()
+        returned = [
+            ReturnedMessage(*one.queue.queue, one.offset, one.lease, now_ms + one.delay_ms, one.delay_ms) for one, _ in piece
+        ]
+        return [], [Returned(group=group, messages=returned)]
+
+    def _moved(self, leases: GroupLeases, piece: _Piece) -> tuple[list[Message], list[AnyLeaseEvent]]:
+        """What is appended for messages that go elsewhere: their copies, and what settles them here."""
+        now_ms = self._clock.wall_ms()
+        group = leases.group
+        copies: list[Message] = []
+        settled: dict[Fate, list[Held]] = {}
+        waiting: dict[str, int] = {}
+        for one, message in piece:
+            kind = Fate.DISCARD if message is None else one.fate
+            settled.setdefault(kind, []).append(Held(one.queue, one.offset, one.lease))
+            if message is None:
+                continue
+            if kind is Fate.AGAIN:
+                origin = str(retry_message.origin_of(message).queue)
+                waiting[origin] = waiting.get(origin, 0) + 1
+                copy = retry_message.retry_copy(message, group, attempts=one.attempt, generation=leases.retries.generation)
+                delayed = scheduled_message.with_delay(copy, delay_ms=one.delay_ms, again=True)
+                copies.append(scheduled_message.put_off(delayed, now_ms))
+            elif kind is Fate.DEAD_LETTER:
+                reason = one.reason or ""
+                copies.append(retry_message.dead_letter_copy(message, group, attempts=one.attempt, reason=reason))
+        events: list[AnyLeaseEvent] = []
+        for kind, held in settled.items():
+            runs = runs_of(held)
+            if kind is Fate.AGAIN:
+                events.append(Retried(group=group, runs=runs, waiting=waiting, generation=leases.retries.generation))
+            else:
+                events.append((DeadLettered if kind is Fate.DEAD_LETTER else Discarded)(group=group, runs=runs))
+        return copies, events

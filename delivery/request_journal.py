@@ -1,0 +1,156 @@
+"""The table of requests and the log that it is derived from: events, snapshots, and what memory has forgotten."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from delivery import request_events
+from delivery.options import RequestOptions
+from delivery.request_events import REPLY_QUEUE, REQUEST_QUEUE, AnyRequestEvent, Opened, event_message, read_event
+from delivery.request_table import Request, RequestState, RequestTable
+from storage.clock import Clock
+from storage.errors import UnknownRequest
+from storage.message import Appended, Durability, Message
+from storage.store import AppliedPrefix, KeyLookup, MessageStore, Snapshot, Snapshots, SyncedPosition
+from storage.watchers import Watchers
+
+SNAPSHOT = "requests"
+_READ_MESSAGES = 512
+_READ_BYTES = 4 << 20
+_MOST_EVENTS = 8  # that one request has: opened, timed out, replied late
+
+
+class _Dump(msgspec.Struct, array_like=True):
+    requests: list[Request]
+    cancelled: list[tuple[str, str]]
+    has_forgotten: bool
+
+
+_dump_decoder = msgspec.msgpack.Decoder(_Dump)
+
+
+class RequestJournal:
+    """The event loop's. Every change of the table goes through here."""
+
+    def __init__(self, store: MessageStore, clock: Clock, options: RequestOptions) -> None:
+        self.store = store
+        self.clock = clock
+        self.table = RequestTable(closed_kept=options.closed_kept, cancelled_kept=options.cancelled_kept)
+        self.watchers = Watchers()  # for a request to leave its state
+        self.unstored: set[str] = set()  # requests that are known before they are in the log
+        self._applied = AppliedPrefix()
+        self._kept_end = 0
+
+    async def start(self) -> int:
+        """Give the table back from the last snapshot and the log; the number of events replayed."""
+        for queue in (REQUEST_QUEUE, REPLY_QUEUE):
+            await self.store.create_topic(queue.topic, queue_count=1)
+        begin = (await self.store.offsets(REQUEST_QUEUE)).first
+        snapshot = await self.store.load_snapshot(SNAPSHOT) if isinstance(self.store, Snapshots) else None
+        if snapshot is not None:
+            self._load(_dump_decoder.decode(snapshot.data))
+            begin = max(begin, snapshot.positions[REQUEST_QUEUE])
+        at = begin
+        while events := await self.store.read(REQUEST_QUEUE, at, max_messages=_READ_MESSAGES, max_bytes=_READ_BYTES):
+            for message in events:
+                self._replay(read_event(message))
+            at += len(events)
+        self._applied.restart(at)
+        self._kept_end = begin
+        return at - begin
+
+    async def save_snapshot(self) -> bool:
+        """Keep the table, so that a start replays only what came later. False where nothing has changed or none can be kept."""
+        end = self._applied.end
+        if not isinstance(self.store, Snapshots) or end == self._kept_end:
+            return False
+        stored = [request for request in self.table if request.request_id not in self.unstored]
+        dump = _Dump(stored, self.table.cancelled, self.table.has_forgotten)
+        await self.store.save_snapshot(SNAPSHOT, Snapshot((msgspec.msgpack.encode(dump),), {REQUEST_QUEUE: end}))
+        self._kept_end = end
+        return True
+
+    # ---------------------------------------------------------------------------------------------------------- changes
+
+    def is_due(self, request: Request) -> bool:
+        """Is its time up, though it is not closed yet?"""
+        return request.state is RequestState.PENDING and request.deadline_ms <= self.clock.monotonic_ms()
+
+    def apply(self, requests: Sequence[Request], event: AnyRequestEvent) -> None:
+        """The log has the event."""
+        for request in requests:
+            self.table.apply(request, event)
+            self.watchers.wake(request.request_id)
+
+    async def record(self, events: Sequence[AnyRequestEvent]) -> None:
+        """From the reserve: a full disk keeps no request open."""
+        self.count(await self.append([event_message(event) for event in events], from_reserve=True))
+
+    async def append(self, messages: Sequence[Message], *, from_reserve: bool) -> list[Appended]:
+        """On disk on return."""
+        appended = await self.store.append(messages, durability=Durability.SYNCED, from_reserve=from_reserve)
+        if not appended[-1].durable and isinstance(self.store, SyncedPosition):
+            await self.store.wait_durable(appended[-1])
+        return appended
+
+    def count(self, appended: Sequence[Appended]) -> None:
+        """The table reflects these events, of those that were appended."""
+        for place in appended:
+            if place.queue == REQUEST_QUEUE:
+                self._applied.add(place.queue_offset)
+
+    # ---------------------------------------------------------------------------------------------------------- finding
+
+    async def find(self, request_id: str) -> Request:
+        """As memory or the log has it. Raises UnknownRequest."""
+        known = self.table.get(request_id)
+        if known is None and self.table.has_forgotten:
+            known = await self.recall(request_id)
+        if known is None:
+            raise UnknownRequest(f"request {request_id[:200]} does not exist")
+        return known
+
+    async def recall(self, sought: str) -> Request | None:
+        """A closed request that memory has forgotten, by its id or its key, from its events in the log."""
+        if not isinstance(self.store, KeyLookup):
+            return None
+        found = await self.store.find_messages(sought, topics=[REQUEST_QUEUE.topic], max_messages=_MOST_EVENTS)
+        events = [read_event(message) for message in reversed(found)]
+        opened = next((event for event in reversed(events) if isinstance(event, Opened)), None)
+        if opened is None:
+            return None
+        known = self.table.get(opened.request_id)  # somebody else may have been quicker
+        if known is not None:
+            return known
+        if opened.request_id != sought:
+            return await self.find(opened.request_id)
+        request = Request(opened, self.deadline_of(opened))
+        for event in events:
+            request.apply(event)
+        # Whoever looks at it now may come again, and a reply to it is known to all.
+        self.table.add(request)
+        return request
+
+    # ----------------------------------------------------------------------------------------------------------- replay
+
+    def _load(self, dump: _Dump) -> None:
+        self.table.has_forgotten = dump.has_forgotten
+        for request_id, topic in dump.cancelled:
+            self.table.note_cancelled(request_id, topic)
+        for request in dump.requests:
+            request.deadline_ms = self.deadline_of(request.opened)
+            self.table.add(request)
+
+    def _replay(self, event: AnyRequestEvent) -> None:
+        if isinstance(event, Opened):
+            self.table.add(Request(event, self.deadline_of(event)))
+            return
+        for request_id in request_events.requests_of(event):
+            request = self.table.get(request_id)
+            if request is not None:
+                self.table.apply(request, event)
+
+    def deadline_of(self, opened: Opened) -> int:
+        """On the monotonic clock; whatever the wall clock did, it is at most the timeout from now."""
+        left_ms = opened.at_ms + opened.timeout_ms - self.clock.wall_ms()
+        return self.clock.monotonic_ms() + max(0, min(left_ms, opened.timeout_ms))
