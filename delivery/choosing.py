@@ -26,7 +26,10 @@ from storage.message import StoredMessage
 _SCAN_CODES = 16_000  # messages that a filter may pass over in one read by the hash of their tag
 _SCAN_READS = 10  # of these in one receive, so that others get their turn
 _ORDERED_MESSAGES = 256  # read at once where some may have to wait for their keys
-_MOST_PASSED = 10_000  # of one queue of an ordered group: behind so many that wait for their keys nothing is looked at
+# Of one queue of an ordered group, behind which nothing is looked at: messages that wait for their keys, some 35 bytes each
+# where they lie close together, and chunks of slots, 13 KB each, where they do not.
+_MOST_PASSED = 1_000_000
+_MOST_CHUNKS = 10_000
 
 log = structlog.get_logger()
 
@@ -53,7 +56,7 @@ class Choosing:
         at = leases.turn % len(queues)
         queues = queues[at:] + queues[:at]
         for queue in queues:
-            await self._learn(queue, rules)
+            await self._queues.learn(queue, rules)
             # Again, since of those that it took some may turn out to be for nobody.
             while queue.has_open and not taking.is_full and await self._take_open(taking, queue, rules):
                 pass
@@ -61,21 +64,6 @@ class Choosing:
             if taking.is_full:
                 return
             await self._take_new(taking, queue, rules)
-
-    async def _learn(self, queue: QueueLeases, rules: GroupRules) -> None:
-        if queue.is_learned and (queue.order is not None) == rules.ordered:
-            return
-        if not rules.ordered:
-            queue.learn(None)
-            return
-        keys = []
-        offsets = [slot.offset for slot in queue.slots]
-        for offset, message in [pair async for pair in self._reader.read_each(queue.queue, offsets)]:
-            if message is None:
-                queue.slots.settle(offset, 1)
-            else:
-                keys.append((offset, message.ordering_key or ""))
-        queue.learn(keys)
 
     async def _take_open(self, taking: Taking, queue: QueueLeases, rules: GroupRules) -> bool:
         """Look at as many as there is room for. False where there were none."""
@@ -123,7 +111,7 @@ class Choosing:
         slots, wanted = queue.slots, filter_of(rules.subscriptions, queue.queue.topic)
         is_plain = wanted.is_everything and not rules.ordered and not queue.is_retry
         is_plain = is_plain and not self._withdrawn.has_withdrawn(queue.queue.topic)
-        for _ in range(_SCAN_READS):
+        for number in range(_SCAN_READS):
             bounds = await self._store.offsets(queue.queue)
             queue.drop_below(bounds.first)
             if taking.is_full or slots.cursor >= bounds.end or has_passed_many(queue, rules):
@@ -131,7 +119,8 @@ class Choosing:
             if is_plain:
                 await self._take_plain(taking, queue)
             else:
-                await self._take_chosen(taking, queue, wanted)
+                # Few at first: what is read behind the last one that there is room for is read in vain.
+                await self._take_chosen(taking, queue, wanted, min(_ORDERED_MESSAGES, taking.left << 2 * number))
 
     async def _take_plain(self, taking: Taking, queue: QueueLeases) -> None:
         """All as they come."""
@@ -143,10 +132,10 @@ class Choosing:
             taking.lend_run(queue, slots.cursor, messages)
             slots.advance_to(slots.cursor + len(messages))
 
-    async def _take_chosen(self, taking: Taking, queue: QueueLeases, wanted: Filter) -> None:
-        """One by one: some are not for the group, some must wait for their key."""
+    async def _take_chosen(self, taking: Taking, queue: QueueLeases, wanted: Filter, most: int) -> None:
+        """One by one: some are not for the group, some must wait for their key. `most`: so many are read, of these."""
         slots, order = queue.slots, queue.order
-        count = taking.left if order is None else _ORDERED_MESSAGES
+        count = taking.left if order is None else most
         try:
             messages, end = await read_matching(
                 self._store,
@@ -213,4 +202,6 @@ class Choosing:
 
 
 def has_passed_many(queue: QueueLeases, rules: GroupRules) -> bool:
-    return rules.ordered and queue.slots.counts[State.OPEN] >= _MOST_PASSED
+    """Does so much wait for its keys that nothing behind it is looked at?"""
+    slots = queue.slots
+    return rules.ordered and (slots.counts[State.OPEN] >= _MOST_PASSED or slots.chunk_count >= _MOST_CHUNKS)

@@ -1,4 +1,6 @@
-"""The queues that a group reads, and where it begins in one that it has never received from."""
+"""The queues that a group reads, where it begins in one that it has never received from, and what is open in the others."""
+
+from array import array
 
 from delivery import retry_message
 from delivery.group_leases import GroupLeases
@@ -6,6 +8,7 @@ from delivery.groups import GroupRules, Start
 from delivery.journal import LeaseJournal
 from delivery.lease_events import Position, Reset
 from delivery.queue_leases import QueueLeases
+from delivery.queue_reader import QueueReader
 from storage.errors import UnknownTopic
 from storage.message import Durability, QueueId
 
@@ -16,6 +19,7 @@ class GroupQueues:
     def __init__(self, journal: LeaseJournal) -> None:
         self._journal = journal
         self._store = journal.store
+        self._reader = QueueReader(journal.store)
 
     async def of(self, leases: GroupLeases, rules: GroupRules) -> list[QueueLeases]:
         """Those that the group reads, its retry queue the first."""
@@ -33,6 +37,25 @@ class GroupQueues:
         """Where a group begins in a queue that it has never received from: one that starts at the end has its position."""
         committed = await self.committed(leases, queue)
         return (await self._store.offsets(queue)).first if committed is None else committed
+
+    async def learn(self, queue: QueueLeases, rules: GroupRules) -> None:
+        """Know what is open there, and of which keys. Who calls holds the group's turn to take."""
+        if queue.is_learned and (queue.order is not None) == rules.ordered:
+            return
+        if not rules.ordered:
+            queue.learn(None)
+            return
+        offsets = array("q", (slot.offset for slot in queue.slots))
+        found, keys = array("q"), list[str]()  # there may be a million of them, of few keys
+        names: dict[str, str] = {}
+        async for offset, message in self._reader.read_each(queue.queue, offsets):
+            if message is None:
+                queue.slots.settle(offset, 1)
+            else:
+                key = message.ordering_key or ""
+                found.append(offset)
+                keys.append(names.setdefault(key, key))
+        queue.learn(zip(found, keys, strict=True))
 
     async def begin(self, leases: GroupLeases, rules: GroupRules) -> None:
         """Let a group that starts at the end begin there: in those of its queues in which it has no position yet.

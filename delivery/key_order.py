@@ -2,31 +2,54 @@
 
 A key is *held* while a message of it is leased or waits for its retry. Messages of a held key that are met meanwhile are
 *open*: unsettled, and handed out in the order of their offsets once the key is free. Messages without a key are one key.
+
+A key may be held for hours while its messages go on coming: an open one takes 8 bytes here, and 4 more say its key.
 """
 
+from array import array
 from bisect import bisect_left, insort
+
+_BITS = 9
+_MASK = (1 << _BITS) - 1
 
 
 class _Key:
-    __slots__ = ("held", "open")
+    __slots__ = ("begin", "held", "name", "number", "open")
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, number: int) -> None:
+        self.name = name
+        self.number = number
         self.held = 0
-        self.open: list[int] = []  # offsets, sorted
+        self.open = array("q")  # offsets, sorted
+        self.begin = 0  # those below this index were taken
 
 
 class KeyOrder:
     def __init__(self) -> None:
-        self._key_of: dict[int, str] = {}  # of every unsettled message
+        self._numbers = _Numbers()
         self._keys: dict[str, _Key] = {}
+        self._by_number: dict[int, _Key] = {}
+        self._unused: list[int] = []  # numbers of keys that have gone
         self._free: dict[str, None] = {}  # keys that have open messages and are not held, in the order of their release
 
     def __len__(self) -> int:
-        return len(self._key_of)
+        """Unsettled messages."""
+        return len(self._numbers)
+
+    @property
+    def takeable(self) -> int:
+        """How many open messages there are whose key is free; the other open ones wait for theirs."""
+        return sum(_open_count(self._keys[key]) for key in self._free)
 
     @property
     def has_takeable(self) -> bool:
         return bool(self._free)
+
+    @property
+    def first_takeable(self) -> int | None:
+        """The lowest offset among them."""
+        heads = [(known := self._keys[key]).open[known.begin] for key in self._free]
+        return min(heads, default=None)
 
     def is_blocked(self, key: str) -> bool:
         """Must a later message of this key wait?"""
@@ -35,60 +58,111 @@ class KeyOrder:
     def has_open(self, key: str) -> bool:
         """Is there a message of this key that is to be handed out before later ones?"""
         known = self._keys.get(key)
-        return known is not None and bool(known.open)
+        return known is not None and _open_count(known) > 0
 
     def note(self, offset: int, key: str, *, is_held: bool) -> None:
         """A message that is unsettled: leased (or waiting), or open."""
-        self._key_of[offset] = key
-        known = self._keys.get(key)
-        if known is None:
-            known = self._keys[key] = _Key()
+        known = self._keys.get(key) or self._add(key)
+        self._numbers.put(offset, known.number)
         if is_held:
             known.held += 1
-            self._free.pop(key, None)
         else:
-            insort(known.open, offset)
-            if not known.held:
-                self._free[key] = None
+            insort(known.open, offset, lo=known.begin)
+        self._look(known)
 
     def take(self, count: int) -> list[int]:
         """Up to so many open messages whose key is free; they are held now. Those of a key stand in their order."""
         taken: list[int] = []
         while self._free and len(taken) < count:
-            key = next(iter(self._free))
-            known = self._keys[key]
-            found = known.open[: count - len(taken)]
-            del known.open[: len(found)]
-            known.held += len(found)
-            del self._free[key]
-            taken += found
+            known = self._keys[next(iter(self._free))]
+            begin = known.begin
+            end = min(len(known.open), begin + count - len(taken))
+            taken += known.open[begin:end]
+            known.held += end - begin
+            known.begin = end
+            if 2 * end > len(known.open):  # so that each is moved once
+                del known.open[:end]
+                known.begin = 0
+            self._look(known)
         return taken
 
     def release(self, offset: int) -> None:
         """A held message is open again."""
-        known = self._keys[self._key_of[offset]]
+        known = self._by_number[self._numbers.get(offset)]
         known.held -= 1
-        insort(known.open, offset)
-        self._look(self._key_of[offset], known)
+        begin = known.begin
+        if begin and (begin == len(known.open) or offset < known.open[begin]):
+            known.begin -= 1
+            known.open[known.begin] = offset
+        else:
+            insort(known.open, offset, lo=begin)
+        self._look(known)
 
     def settle(self, offset: int) -> None:
         """A message is done with, held or open."""
-        key = self._key_of.pop(offset, None)
-        if key is None:
+        number = self._numbers.pop(offset)
+        if not number:
             return
-        known = self._keys[key]
-        at = bisect_left(known.open, offset)
-        if known.open[at : at + 1] == [offset]:
+        known = self._by_number[number]
+        at = bisect_left(known.open, offset, lo=known.begin)
+        if known.open[at : at + 1] == array("q", (offset,)):
             del known.open[at]
         else:
             known.held -= 1
-        self._look(key, known)
+        self._look(known)
 
-    def _look(self, key: str, known: _Key) -> None:
+    def _add(self, key: str) -> _Key:
+        number = self._unused.pop() if self._unused else len(self._by_number) + 1
+        known = self._keys[key] = self._by_number[number] = _Key(key, number)
+        return known
+
+    def _look(self, known: _Key) -> None:
+        """Its messages are not what they were."""
         if known.held:
-            return
-        if known.open:
-            self._free[key] = None
+            self._free.pop(known.name, None)
+        elif _open_count(known):
+            self._free[known.name] = None
         else:
-            self._free.pop(key, None)
-            del self._keys[key]
+            self._free.pop(known.name, None)
+            del self._keys[known.name], self._by_number[known.number]
+            self._unused.append(known.number)
+
+
+class _Numbers:
+    """A number above 0 for each of some offsets: arrays of 512, as long as there is one in them."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[int, tuple[array[int], int]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def get(self, offset: int) -> int:
+        """0 where it has none."""
+        chunk = self._chunks.get(offset >> _BITS)
+        return 0 if chunk is None else chunk[0][offset & _MASK]
+
+    def put(self, offset: int, number: int) -> None:
+        numbers, used = self._chunks.get(offset >> _BITS) or (array("I", bytes(4 << _BITS)), 0)
+        is_new = not numbers[offset & _MASK]
+        numbers[offset & _MASK] = number
+        self._chunks[offset >> _BITS] = numbers, used + is_new
+        self._count += is_new
+
+    def pop(self, offset: int) -> int:
+        """The number that it had, which it has no more."""
+        numbers, used = self._chunks.get(offset >> _BITS, (None, 0))
+        number = 0 if numbers is None else numbers[offset & _MASK]
+        if numbers is not None and number:
+            self._count -= 1
+            numbers[offset & _MASK] = 0
+            if used == 1:
+                del self._chunks[offset >> _BITS]
+            else:
+                self._chunks[offset >> _BITS] = numbers, used - 1
+        return number
+
+
+def _open_count(known: _Key) -> int:
+    return len(known.open) - known.begin

@@ -42,8 +42,8 @@ class Move(NamedTuple):
 
 
 class QueueLag(NamedTuple):
-    """Numbers of messages, before any filter; `oldest_ready_ms`: when the oldest one that is ready was stored; `skipped`: ever,
-    by the group's rules.
+    """Numbers of messages, before any filter. `waiting`: for a retry, or, in an ordered group, for their key;
+    `oldest_ready_ms`: when the oldest one that is ready was stored; `skipped`: ever, by the group's rules.
     """
 
     queue: QueueId
@@ -146,6 +146,10 @@ class Positions:
     async def lag(self, group: str, rules: GroupRules) -> tuple[list[QueueLag], int]:
         """(each queue of the group, messages that wait for a retry elsewhere)."""
         leases = self._journal.table.group(group)
+        if rules.ordered:
+            async with self._receiving.taking(group):
+                for one in leases.queues:
+                    await self._queues.learn(one, rules)
         queues: list[QueueId] = [retry_message.retry_queue(group)]
         for topic in dict.fromkeys(one.topic for one in rules.subscriptions):
             try:
@@ -155,9 +159,12 @@ class Positions:
         found = [await self._lag_of(group, queue) for queue in queues]
         retries = found[0]
         known = leases.find(retries.queue)
-        again = 0 if known is None else sum(slot.attempt > 0 for slot in known.slots.in_states((State.OPEN,), 0))
+        again = for_their_key = 0
+        if known is not None:
+            again = sum(slot.attempt > 0 for slot in known.slots.in_states((State.OPEN,), 0))
+            for_their_key = known.slots.counts[State.OPEN] - known.ready
         # Those that lie in the retry topic unmet are ready; of which queues they are is known once they are read.
-        return found, max(0, sum(leases.retries.waiting.values()) - (retries.ready - again))
+        return found, max(0, sum(leases.retries.waiting.values()) - (retries.ready + for_their_key - again))
 
     async def _lag_of(self, group: str, queue: QueueId) -> QueueLag:
         bounds = await self._store.offsets(queue)
@@ -170,16 +177,15 @@ class Positions:
         slots = known.slots
         counts = slots.counts
         begin = max(slots.cursor, bounds.first)
-        oldest = begin
-        if counts[State.OPEN]:
-            oldest = next(slot.offset for slot in slots if slot.state == State.OPEN)
+        first = known.first_ready
+        oldest = begin if first is None else first
         return QueueLag(
             queue,
             slots.prefix,
             bounds.end,
-            bounds.end - begin + counts[State.OPEN],
+            bounds.end - begin + known.ready,
             counts[State.LEASED] + counts[State.ACKING] + counts[State.MOVING],
-            counts[State.WAITING],
+            counts[State.WAITING] + counts[State.OPEN] - known.ready,
             await self._stored_ms(queue, max(oldest, bounds.first), bounds.end),
             self._journal.table.group(group).skipped.get(str(queue), 0),
         )

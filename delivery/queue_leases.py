@@ -62,6 +62,20 @@ class QueueLeases:
             return self.order.has_takeable
         return self.slots.counts[State.OPEN] > 0
 
+    @property
+    def ready(self) -> int:
+        """How many messages are to be handed out again, or because their key is free."""
+        return self.slots.counts[State.OPEN] if self.order is None else self.order.takeable
+
+    @property
+    def first_ready(self) -> int | None:
+        """The lowest offset of these."""
+        if self.order is not None:
+            return self.order.first_takeable
+        if not self.slots.counts[State.OPEN]:
+            return None
+        return next(slot.offset for slot in self.slots.in_states((State.OPEN,), self.slots.prefix))
+
     def take_open(self, count: int) -> list[int]:
         """Up to so many messages that may be handed out again, by offset; `put_back` those that are not."""
         if self.order is not None:

@@ -1,6 +1,6 @@
 """Reads messages of a queue by their offsets, for handing them out: what is damaged is told in the log and passed over."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import structlog
 
@@ -32,7 +32,7 @@ class QueueReader:
         found = await self.read(queue, offset, 1, 1)
         return found[0] if found else None
 
-    async def read_each(self, queue: QueueId, offsets: list[int]) -> AsyncIterator[tuple[int, StoredMessage | None]]:
+    async def read_each(self, queue: QueueId, offsets: Sequence[int]) -> AsyncIterator[tuple[int, StoredMessage | None]]:
         """Each message with its offset, neighbours read together; None for one that is damaged or no longer there."""
         at = 0
         while at < len(offsets):

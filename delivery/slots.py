@@ -110,7 +110,11 @@ class QueueSlots:
 
     def in_states(self, states: Collection[State], begin: int) -> Iterator[Slot]:
         """The messages in one of these states, by offset, from `begin` on."""
-        for number in sorted(number for number in self._chunks if number >= begin >> _BITS):
+        first, end = begin >> _BITS, (self.cursor >> _BITS) + 1
+        # Whoever begins near the end does not look through all that lies behind.
+        is_near = end - first < len(self._chunks)
+        numbers = range(first, end) if is_near else sorted(number for number in self._chunks if number >= first)
+        for number in [number for number in numbers if number in self._chunks]:
             chunk = self._chunks[number]
             if not any(state in chunk.states for state in states):
                 continue
@@ -149,6 +153,11 @@ class QueueSlots:
 
     def is_settled(self, offset: int) -> bool:
         return offset < self.cursor and self.state(offset) == State.SETTLED
+
+    @property
+    def chunk_count(self) -> int:
+        """What memory it takes: 10 KB each."""
+        return len(self._chunks)
 
     @property
     def unsettled(self) -> int:

@@ -131,7 +131,9 @@ class Lag(msgspec.Struct, kw_only=True):
 
     messages_ready: int
     messages_leased: int
-    messages_waiting: Annotated[int, Meta(description="For their retry.")]
+    messages_waiting: Annotated[
+        int, Meta(description="For their retry, or for their ordering key, which another message holds.")
+    ]
     messages_skipped: Annotated[int, Meta(description="Passed over by the group's rules, ever.")]
     oldest_ready_age_ms: int | UnsetType = UNSET
     queues: list[QueueLag]

@@ -2,7 +2,8 @@
 
 What is asked of every step: a message is with one consumer at a time; what was acknowledged never comes again, nor what was
 withdrawn; what was not comes again until it is; no count of attempts goes back; the same attempt again is given the same; in
-an ordered group no key is overtaken; the committed offset is the settled prefix. At the end everything that is neither done
+an ordered group no key is overtaken, and one that is held keeps no other from coming; the committed offset is the settled
+prefix. At the end everything that is neither done
 nor dead is received, once each. tests/fault/test_lease_mutants.py plants mistakes that it must find.
 """
 
@@ -23,6 +24,7 @@ from tests.support.simulation import World
 
 QUEUES = [QueueId("orders", 0), QueueId("orders", 1)]
 LATE_MS = 40  # that a lease may still hold a message after its end: the wheel's steps, and the time that a call takes
+LONG_MS = 20_000
 indexes = st.integers(0, 100)
 
 
@@ -102,7 +104,10 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule(max_messages=st.sampled_from([1, 2, 100]))
     def receive(self, max_messages: int) -> None:
         begun_ms = self.house.now_ms
-        self._note_received(self._call(self.house.receive(max_messages)), begun_ms)
+        received = self._call(self.house.receive(max_messages))
+        self._note_received(received, begun_ms)
+        if len(received) < max_messages:
+            self._check_none_is_left(begun_ms)
 
     @rule(max_messages=st.sampled_from([1, 3]), kills=st.booleans())
     def receive_and_repeat_the_attempt(self, max_messages: int, kills: bool) -> None:
@@ -156,6 +161,11 @@ class LeaseMachine(RuleBasedStateMachine):
             until_ms = self._call(self.house.extend(self._handle(item), lease_ms))
             assert until_ms is not None
             item.held_until_ms = until_ms
+
+    @rule(at=indexes)
+    def hold_for_long(self, at: int) -> None:
+        """For longer than anything else takes: its key stands still, and no other does."""
+        self.extend(at, LONG_MS)
 
     @rule(at=indexes)
     def settle_with_a_handle_of_before(self, at: int) -> None:
@@ -326,6 +336,15 @@ class LeaseMachine(RuleBasedStateMachine):
             item.handle = one
             item.held_until_ms = one.expires_at_ms
 
+    def _check_none_is_left(self, begun_ms: int) -> None:
+        """What was never handed out, and waits for nothing, has come."""
+        for item in self.items.values():
+            before = [one for one in self.items.values() if one.order_key == item.order_key and one.name < item.name]
+            is_blocked = self.rules.ordered and not all(one.is_done for one in before)
+            is_new = not item.attempts and not item.more_attempts and item.held_until_ms <= begun_ms
+            is_gone = item.is_done or item.may_be_done or item.may_be_dead or item.may_be_put_off or item.is_withdrawn
+            assert is_blocked or is_gone or not is_new, f"{item.name} waits for nothing, and did not come"
+
     def _check_order(self, names: list[str], begun_ms: int) -> None:
         """Whatever lies before it in its key is done, or in this answer too and before it."""
         for number, name in enumerate(names):
@@ -371,6 +390,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     def _drain(self) -> None:
         """Nothing is lost: what is not done comes, sooner or later."""
+        self.pass_time(LONG_MS)
         for _ in range(12):
             self.pass_time(3_000)
             received = self._call(self.house.receive())

@@ -1,5 +1,6 @@
 """The order of keys against a plain model: one holder at a time, and each key in the order of its offsets."""
 
+import tracemalloc
 from random import Random
 
 import pytest
@@ -42,3 +43,21 @@ def test_a_key_is_held_by_one_at_a_time_and_its_messages_come_in_their_order(see
             open_.pop(offset, None)
         assert order.has_takeable == any(key not in held.values() for key in open_.values())
         assert len(order) == len(held) + len(open_)
+        takeable = [offset for offset, key in open_.items() if key not in held.values()]
+        assert (order.takeable, order.first_takeable) == (len(takeable), min(takeable, default=None))
+
+
+def test_a_message_that_waits_for_its_key_takes_twelve_bytes():
+    order = KeyOrder()
+    order.note(0, "slow", is_held=True)
+    tracemalloc.start()
+    try:
+        for offset in range(1, 10_241):
+            order.note(offset, "slow", is_held=False)
+        taken_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert taken_bytes / 10_240 < 16
+    order.settle(0)
+    assert [order.take(1) for _ in range(3)] == [[1], [], []]
