@@ -119,6 +119,7 @@ def test_a_text_that_is_no_number_and_no_truth_makes_one_comparison_unknown_and_
         ("minus < 0", True), ("minus = -5", True), ("minus > -5.5", True), ("half = .5", True), ("half = 5.e-1", True),
         ("a BETWEEN 5 AND 5", True), ("a BETWEEN -9 AND 4", False), ("a NOT BETWEEN 6 AND 7", True),
         ("a BETWEEN minus AND c", True),
+        ("a BETWEEN 6 AND no", False), ("a BETWEEN no AND 4", False), ("a NOT BETWEEN 6 AND no", True),
         ("a IN ('5', '6')", True), ("a NOT IN ('5')", False), ("a IN ('x')", False), ("b IN (4, 5)", True),
         ("b IN ('5')", False),
         ("text = 'it''s ü'", True), ("text <> 'other'", True), ("text CONTAINS '''s'", True), ("text STARTSWITH 'it'", True),
@@ -128,13 +129,16 @@ def test_a_text_that_is_no_number_and_no_truth_makes_one_comparison_unknown_and_
         ("(a = 5) = TRUE", True), ("(a = 5) = (b = 6)", False), ("1 = 1", True), ("'x' = 'y'", False), ("TRUE", True),
         ("FALSE", False),
         ('"a" = 5', True), ('"dotted.name-1" = 7', True), ('"and" = 1', True), ("android = 1", True), ("not_a = 1", True),
-        ("$d_1 = 1", True), ("large = 9007199254740993", True), ("large = 9007199254740992", False), ("long > 1e308", True),
+        ("$d_1 = 1", True), ("large = 9007199254740993", True), ("large = 9007199254740992", False),
+        ("owed = -9007199254740993", True),
+        ("owed = -9007199254740992", False), ("long > 1e308", True),
     ],
 )  # fmt: skip
 def test_a_property_counts_as_what_it_is_compared_with(question, answer):
     properties = {
         "a": "5", "b": "5.0", "c": "1.2e3", "minus": "-5", "half": "0.50", "text": "it's ü", "on": "TRUE", "off": "false",
         "dotted.name-1": "7", "and": "1", "android": "1", "not_a": "1", "$d_1": "1", "large": "9007199254740993",
+        "owed": "-9007199254740993",
         "long": "9" * 5_000,
     }  # fmt: skip
 
