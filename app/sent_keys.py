@@ -4,12 +4,11 @@ A keyed request appends one small message more, in the same unit as its own: the
 for each message where to begin to look for it. So a start replays only the keyed requests since the last snapshot, and a
 receipt is looked up when its request is really repeated. (A begin needs none of this: its half message carries the key.)
 
-Memory holds the newest keys, as many as their messages allow. An older one is looked up in the log, but only where the window
+Memory holds the newest keys (`sent_key_table.py`). An older one is looked up in the log, but only where the window
 of its topic reaches back further than memory does.
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from app.problems import Problem
+from app.sent_key_table import KEPT_BYTES, Sent, SentMessage, SentTable, pack, unpack
 from storage.clock import Clock
 from storage.errors import IdempotencyInProgress, IdempotencyKeyReused
 from storage.formats import parts
@@ -25,9 +25,7 @@ from storage.message import Appended, Message, QueueId, StoredMessage
 from storage.store import AppliedPrefix, KeyLookup, MessageStore, Snapshot, Snapshots, SyncedPosition, find_message
 
 SNAPSHOT = "sent_keys"
-_KEPT = 500_000  # messages of keyed requests whose keys are kept in memory
 _SNAPSHOT_SLICE = 5_000
-_NO_END = (1 << 63) - 1
 _QUEUE = QueueId(SENT_KEY_TOPIC, 0)
 
 
@@ -39,53 +37,19 @@ class KeyedRequest(NamedTuple):
     fingerprint: str
 
 
-class SentMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A message of a keyed request: which entry of it, and a queue offset at or behind which it lies."""
-
-    message_id: str
-    queue_number: int
-    from_offset: int
-    entry: int
-    topic: str = ""  # where it lies, when that is not the topic of the request: a delayed one waits elsewhere
-
-
-class Sent(msgspec.Struct, frozen=True, array_like=True):
-    """A keyed request that was answered with a 2xx; `refused`: the entries that were not stored, and why."""
-
-    scope: str
-    key: str
-    fingerprint: str
-    topic: str
-    stored_at_ms: int
-    status: int
-    messages: list[SentMessage]
-    refused: dict[int, Problem] = {}
-    log_offset: int | None = None  # of the mark; not known while that is written
-
-    @property
-    def weight(self) -> int:
-        """How much memory it takes, in messages."""
-        return 1 + len(self.messages) + len(self.refused)
-
-
 Append = Callable[[Sequence[Message]], Awaitable[list[Appended]]]
 
 _decoder = msgspec.json.Decoder(Sent)
-_table_decoder = msgspec.msgpack.Decoder(list[Sent])
 
 
 class SentKeys:
     """The event loop's."""
 
-    def __init__(self, store: MessageStore, clock: Clock, *, kept: int = _KEPT) -> None:
-        """`kept`: how many messages the requests have whose keys are in memory; older keys are looked up in the log."""
+    def __init__(self, store: MessageStore, clock: Clock, *, kept_bytes: int = KEPT_BYTES) -> None:
+        """`kept_bytes`: of memory, that the newest keys may take; older keys are looked up in the log."""
         self._store = store
-        self._kept = kept
-        self._has_forgotten = False
         self._clock = clock
-        self._sent: OrderedDict[tuple[str, str], Sent] = OrderedDict()  # the oldest first
-        self._weight = 0
-        self._forgotten_end = 0  # every mark that memory has forgotten lies before this log offset
+        self._table = SentTable(kept_bytes)
         self._running: set[tuple[str, str]] = set()
         self._tasks: set[asyncio.Task[list[Appended]]] = set()
         self._applied = AppliedPrefix()
@@ -97,19 +61,18 @@ class SentKeys:
         snapshot = await self._store.load_snapshot(SNAPSHOT) if isinstance(self._store, Snapshots) else None
         if snapshot is not None:
             for part in parts.read(snapshot.data):
-                for sent in _table_decoder.decode(part):
-                    self._keep(sent)
+                for sent in unpack(part):
+                    self._table.keep(sent)
             self._applied.restart(snapshot.positions[_QUEUE])
             self._kept_end = self._applied.end
         at = max(self._applied.end, (await self._store.offsets(_QUEUE)).first)
         while messages := await self._store.read(_QUEUE, at, max_messages=512, max_bytes=4 << 20):
             for message in messages:
-                self._keep(_sent_of(message))
+                self._table.keep(_sent_of(message))
             at += len(messages)
         self._applied.restart(at)
-        if at > len(self._sent):
-            self._has_forgotten = True
-            self._forgotten_end = max([self._forgotten_end, *(_end_of(sent) for sent in self._sent.values())])
+        if at > len(self._table):
+            self._table.note_forgotten()
 
     async def sent_before(self, request: KeyedRequest, *, window_ms: int) -> Sent | None:
         """The request that this one repeats. Raises IdempotencyKeyReused, IdempotencyInProgress.
@@ -119,7 +82,7 @@ class SentKeys:
         identity = (request.scope, request.key)
         if identity in self._running:
             raise IdempotencyInProgress
-        sent = self._sent.get(identity)
+        sent = self._table.get(*identity)
         from_ms = self._clock.wall_ms() - window_ms
         if sent is None and self._reaches_back_further(from_ms):
             self._running.add(identity)
@@ -135,8 +98,10 @@ class SentKeys:
 
     def _reaches_back_further(self, from_ms: int) -> bool:
         """May there be a key of that time or later that memory has forgotten?"""
-        oldest = next(iter(self._sent.values()), None)
-        return self._has_forgotten and (oldest is None or oldest.stored_at_ms >= from_ms)
+        if not self._table.has_forgotten:
+            return False
+        oldest = self._table.oldest
+        return oldest is None or oldest.stored_at_ms >= from_ms
 
     async def _recall(self, request: KeyedRequest, from_ms: int) -> Sent | None:
         """From the log, what memory has forgotten."""
@@ -146,7 +111,7 @@ class SentKeys:
             _lookup_key(request),
             topics=[SENT_KEY_TOPIC],
             from_ms=max(0, from_ms),
-            older_than=self._forgotten_end or None,
+            older_than=self._table.forgotten_end or None,
             max_messages=1,
         )
         return _sent_of(marks[0]) if marks else None
@@ -197,11 +162,11 @@ class SentKeys:
         """Keep the table; False where nothing has changed, or none can be kept."""
         if not isinstance(self._store, Snapshots) or self._applied.end == self._kept_end:
             return False
-        end, all_sent = self._applied.end, list(self._sent.values())
-        slices = range(0, len(all_sent), _SNAPSHOT_SLICE)
+        end, packed = self._applied.end, self._table.packed()
+        slices = range(0, len(packed), _SNAPSHOT_SLICE)
         pieces = [parts.head(len(slices))]
         for at in slices:
-            pieces.append(parts.framed(msgspec.msgpack.encode(all_sent[at : at + _SNAPSHOT_SLICE])))
+            pieces.append(parts.framed(pack(packed[at : at + _SNAPSHOT_SLICE])))
             await asyncio.sleep(0)
         await self._store.save_snapshot(SNAPSHOT, Snapshot(pieces, {_QUEUE: end}))
         self._kept_end = end
@@ -232,27 +197,11 @@ class SentKeys:
             body, key = msgspec.json.encode(sent), _lookup_key(request)
             mark = Message(queue=_QUEUE, message_id="", body=body, born_at_ms=now_ms, key=key, tag="sent")
             *appended, marked = await append([*messages.values(), mark])
-            self._keep(_stored(sent, marked))
+            self._table.keep(_stored(sent, marked))
             self._applied.add(marked.queue_offset)
             return appended
         finally:
             self._running.discard((request.scope, request.key))
-
-    def _keep(self, sent: Sent) -> None:
-        """A key whose window was over may come again: the last request counts."""
-        before = self._sent.pop((sent.scope, sent.key), None)
-        self._sent[sent.scope, sent.key] = sent
-        self._weight += sent.weight - (0 if before is None else before.weight)
-        while self._weight > self._kept and len(self._sent) > 1:
-            _, forgotten = self._sent.popitem(last=False)
-            self._weight -= forgotten.weight
-            self._forgotten_end = max(self._forgotten_end, _end_of(forgotten))
-            self._has_forgotten = True
-
-
-def _end_of(sent: Sent) -> int:
-    """Behind its mark; where it is not known where that is, behind all."""
-    return _NO_END if sent.log_offset is None else sent.log_offset + 1
 
 
 def _sent_of(mark: StoredMessage) -> Sent:

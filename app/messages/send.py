@@ -14,7 +14,8 @@ from app.messages.build import build
 from app.messages.schemas import BatchEntry, BatchInput, BatchResult, BatchSendResult, LooseBatch, MessageInput, Receipt
 from app.problems import Problem, Refusal, as_refusal, document, invalid_field
 from app.registry.topics import Topic
-from app.sent_keys import KeyedRequest, Sent
+from app.sent_key_table import Sent
+from app.sent_keys import KeyedRequest
 from app.services import Services
 from scheduler import scheduled_message
 from storage.errors import MessagingError

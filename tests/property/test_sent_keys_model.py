@@ -17,7 +17,7 @@ from tests.support.simulation import World
 
 ORDERS = QueueId("orders", 0)
 WINDOW_MS = 10_000
-KEPT = 12  # messages of the requests that memory holds: most keys are forgotten soon
+KEPT_BYTES = 1_500  # that memory holds of the keys: most are forgotten soon
 keys = st.integers(0, 8).map(str)
 
 
@@ -114,7 +114,7 @@ class SentKeysMachine(RuleBasedStateMachine):
 
         async def start() -> SentKeys:
             await self.store.create_topic("orders", queue_count=1)
-            started = SentKeys(self.store, self.world.clock, kept=KEPT)
+            started = SentKeys(self.store, self.world.clock, kept_bytes=KEPT_BYTES)
             await started.start()
             return started
 

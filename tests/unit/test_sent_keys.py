@@ -1,11 +1,13 @@
 """Repeatable sends: an Idempotency-Key stands for one request, in memory or in the log, and for no other."""
 
 import asyncio
+import tracemalloc
 from typing import Any
 
 import pytest
 
-from app.sent_keys import KeyedRequest, Sent, SentKeys
+from app.sent_key_table import Sent, SentMessage, SentTable
+from app.sent_keys import KeyedRequest, SentKeys
 from storage.errors import IdempotencyInProgress, IdempotencyKeyReused
 from storage.memory import MemoryMessageStore
 from storage.message import QueueId, StoredMessage
@@ -13,6 +15,7 @@ from tests.support.builders import message
 from tests.support.clock import ManualClock
 
 ALWAYS = 1 << 40
+ONE_KEY_BYTES = 350  # of those that are sent here
 
 
 def request(key: str, *, scope: str = "sendMessage orders", fingerprint: str = "print") -> KeyedRequest:
@@ -32,9 +35,10 @@ class House:
         self.clock = ManualClock()
         self.store = AsksAFile(self.clock)
 
-    async def open(self, *, kept: int = 2) -> SentKeys:
+    async def open(self, *, kept: int = 1) -> SentKeys:
+        """`kept`: so many keys of one message have room in memory."""
         await self.store.create_topic("orders", queue_count=1)
-        keys = SentKeys(self.store, self.clock, kept=kept)
+        keys = SentKeys(self.store, self.clock, kept_bytes=kept * ONE_KEY_BYTES)
         await keys.start()
         return keys
 
@@ -101,22 +105,54 @@ async def test_a_key_that_is_being_looked_up_is_in_progress_for_everybody_else()
     assert await house.count() == 5
 
 
-async def test_memory_holds_keys_by_the_number_of_their_messages():
+async def test_memory_holds_as_many_keys_as_have_room_and_a_large_one_takes_the_room_of_many():
     house = House()
     keys = await house.open(kept=9)
-    batch = {number: message(message_id=f"b{number}") for number in range(7)}
+    for n in range(4):
+        await house.send(keys, str(n))
+    batch = {number: message(message_id=f"b{number}") for number in range(300)}
     await keys.append(request("batch"), "orders", batch, house.store.append)
-
-    await house.send(keys, "one")  # 8 for the batch and 2 for this: the batch has to go
+    await house.send(keys, "one")
 
     house.store.find_messages = nothing  # type: ignore[method-assign]
-    assert await keys.sent_before(request("batch"), window_ms=ALWAYS) is None
-    assert await keys.sent_before(request("one"), window_ms=ALWAYS) is not None
+    known = [key for key in ("0", "1", "2", "3", "batch", "one") if await keys.sent_before(request(key), window_ms=ALWAYS)]
+
+    assert known == ["one"]
+
+
+@pytest.mark.parametrize(("key_bytes", "messages"), [(36, 1), (255, 1), (36, 50)])
+def test_the_keys_in_memory_take_no_more_than_is_said(key_bytes, messages):
+    kept_bytes = 1 << 20
+    tracemalloc.start()
+    try:
+        table = SentTable(kept_bytes)
+        for number in range(4_000 if messages == 1 else 1_000):
+            sent = [SentMessage(f"msg_{number:026d}{entry:02d}", 3, number, entry) for entry in range(messages)]
+            table.keep(Sent("sendMessage orders", f"{number:0{key_bytes}d}", f"{number:064d}", "orders", number, 201, sent))
+        taken_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert table.has_forgotten
+    assert kept_bytes * 0.8 < taken_bytes < kept_bytes * 1.1
+    assert (table.get("sendMessage orders", f"{number:0{key_bytes}d}") or sent) != sent
+    assert table.get("sendMessage orders", f"{0:0{key_bytes}d}") is None
+
+
+def test_a_key_that_comes_again_takes_the_room_of_one():
+    table = SentTable(3 * ONE_KEY_BYTES)
+    first, again = (Sent("sendMessage orders", key, "print", "orders", 0, 201, []) for key in ("first", "again"))
+    table.keep(first)
+    for _ in range(100):
+        table.keep(again)
+
+    assert [sent.key for sent in table] == ["first", "again"]
+    assert not table.has_forgotten
 
 
 async def test_the_log_is_not_asked_where_the_window_lies_within_memory():
     house = House()
-    keys = await house.open(kept=4)
+    keys = await house.open(kept=2)
     for n in range(3):
         await house.send(keys, str(n))
         house.clock.advance(1_000)

@@ -1,0 +1,116 @@
+"""Keyed requests as memory holds them: the newest ones, packed, as many as so many bytes allow.
+
+A request is kept as the bytes that a snapshot keeps, under a digest of its key: for one message some 400 bytes with
+its place in the table, where the objects would take more than a thousand.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+
+import msgspec
+
+from app.problems import Problem
+
+KEPT_BYTES = 128 << 20
+OVERHEAD_BYTES = 230  # of one request: the digest, the heads of the two objects, its entry in the dict
+_NO_END = (1 << 63) - 1
+
+
+class SentMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A message of a keyed request: which entry of it, and a queue offset at or behind which it lies."""
+
+    message_id: str
+    queue_number: int
+    from_offset: int
+    entry: int
+    topic: str = ""  # where it lies, when that is not the topic of the request: a delayed one waits elsewhere
+
+
+class Sent(msgspec.Struct, frozen=True, array_like=True):
+    """A keyed request that was answered with a 2xx; `refused`: the entries that were not stored, and why."""
+
+    scope: str
+    key: str
+    fingerprint: str
+    topic: str
+    stored_at_ms: int
+    status: int
+    messages: list[SentMessage]
+    refused: dict[int, Problem] = {}
+    log_offset: int | None = None  # of the mark; not known while that is written
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Sent)
+
+
+class SentTable:
+    """`forgotten_end`: every mark that memory has forgotten lies before this log offset."""
+
+    def __init__(self, kept_bytes: int) -> None:
+        self._kept_bytes = kept_bytes
+        self._packed: OrderedDict[bytes, bytes] = OrderedDict()  # the oldest first
+        self.taken_bytes = 0
+        self.has_forgotten = False
+        self.forgotten_end = 0
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+    def __iter__(self) -> Iterator[Sent]:
+        return map(_decoder.decode, self._packed.values())
+
+    def get(self, scope: str, key: str) -> Sent | None:
+        packed = self._packed.get(_digest(scope, key))
+        return None if packed is None else _decoder.decode(packed)
+
+    @property
+    def oldest(self) -> Sent | None:
+        return next(iter(self), None)
+
+    def keep(self, sent: Sent) -> None:
+        """A key whose window was over may come again: the last request counts. The oldest ones go where there is no room."""
+        # A copy: what an encoder returns has room to grow.
+        digest, packed = _digest(sent.scope, sent.key), bytes(memoryview(_encoder.encode(sent)))
+        before = self._packed.pop(digest, None)
+        self._packed[digest] = packed
+        self.taken_bytes += _size(packed) - (0 if before is None else _size(before))
+        while self.taken_bytes > self._kept_bytes and len(self._packed) > 1:
+            _, forgotten = self._packed.popitem(last=False)
+            self.taken_bytes -= _size(forgotten)
+            self.forgotten_end = max(self.forgotten_end, _end_of(_decoder.decode(forgotten)))
+            self.has_forgotten = True
+
+    def note_forgotten(self) -> None:
+        """There were others, nobody knows where; those that are held may have followed any of them."""
+        self.has_forgotten = True
+        self.forgotten_end = max([self.forgotten_end, *map(_end_of, self)])
+
+    # ------------------------------------------------------------------------------------------------------- snapshots
+
+    def packed(self) -> list[bytes]:
+        """All of them, for `pack` to make a snapshot of."""
+        return list(self._packed.values())
+
+
+def pack(sent: Sequence[bytes]) -> bytes:
+    """Some of `packed`, as one list."""
+    return _encoder.encode([msgspec.Raw(one) for one in sent])
+
+
+def unpack(data: bytes | memoryview) -> list[Sent]:
+    return msgspec.msgpack.decode(data, type=list[Sent])
+
+
+def _digest(scope: str, key: str) -> bytes:
+    return sha256(f"{scope} {key}".encode()).digest()[:16]
+
+
+def _size(packed: bytes) -> int:
+    return len(packed) + OVERHEAD_BYTES
+
+
+def _end_of(sent: Sent) -> int:
+    """Behind its mark; where it is not known where that is, behind all."""
+    return _NO_END if sent.log_offset is None else sent.log_offset + 1
