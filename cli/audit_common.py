@@ -72,7 +72,7 @@ def run_part(report_id: str, log: Sequence[str], master: str | None, begun_at: d
         "finished_at": ended_at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "seconds": round((ended_at - begun_at).total_seconds(), 3),
         "exit_status": int(status),
-        "log": log[0] if len(log) == 1 else list(log),
+        "log": ", ".join(log),
         **({} if master is None else {"master": master}),
         "python": platform.python_version(),
     }

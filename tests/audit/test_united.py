@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from audit import columns, extent, log_rows
 from audit.log_files import Dropped
 from audit.transaction_audit import Scope, carry_out
 from audit.united import DifferentLogs
+from cli.audit_common import Exit, run_part
 from tests.support.builders import message
 from tests.support.planted import plant
 from tests.support.written_log import WrittenLog
@@ -143,6 +145,14 @@ def test_the_command_takes_several_folders(tmp_path):
 
     assert done.returncode == 3
     assert "nowhere has no segments of a log" in done.stderr
+
+
+def test_a_report_says_what_it_was_made_of_as_one_text():
+    """It is one in the rows of a database and over HTTP."""
+    begun_at = datetime(2027, 1, 15, tzinfo=UTC)
+
+    assert run_part("rpt_1", ["s3://bucket/orders", "store"], None, begun_at, Exit.CLEAN)["log"] == "s3://bucket/orders, store"
+    assert run_part("rpt_1", ["store"], None, begun_at, Exit.CLEAN)["log"] == "store"
 
 
 def test_verdicts_over_archive_and_store_are_those_over_the_log_before_retention(spark, tmp_path):
