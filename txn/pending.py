@@ -241,12 +241,15 @@ class TransactionTable:
             self._by_half[message.half_offset] = transaction.transaction_id
 
     def _share(self, transaction: Transaction) -> None:
-        """Have a million of them hold one policy and one group, not a million of each."""
+        """Have a million of them hold one policy and one group, not a million of each, and one number for each millisecond."""
         shared = self._shared
         if len(shared) > _MOST_SHARED:
             shared.clear()
         transaction.policy = shared.setdefault(transaction.policy, transaction.policy)
         transaction.producer_group = shared.setdefault(transaction.producer_group, transaction.producer_group)
+        transaction.prepared_at_ms = shared.setdefault(transaction.prepared_at_ms, transaction.prepared_at_ms)
+        transaction.first_check_at_ms = shared.setdefault(transaction.first_check_at_ms, transaction.first_check_at_ms)
+        transaction.next_check_at_ms = shared.setdefault(transaction.next_check_at_ms, transaction.next_check_at_ms)
 
     def _keep_decided(self, transaction_id: str) -> None:
         self._decided[transaction_id] = None
