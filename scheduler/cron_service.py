@@ -1,29 +1,19 @@
 """Sends a message whenever a cron schedule says so, over a `MessageStore`.
 
-What schedules say is kept by a registry, what has come of them lies in the log: a firing is one append of the message and a
-mark, and how far each schedule is settled is what the marks say. So each occurrence fires once, whatever is killed when.
+What schedules say is kept by a registry, what has come of them lies in the log (`cron_log.py`): a firing is one append of the
+message and a mark, and how far each schedule is settled is what the marks say. So each fires once, whatever is killed when.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 import structlog
 
-from scheduler import cron_schedule
-from scheduler.cron_schedule import (
-    CRON_QUEUE,
-    AnyCronMark,
-    CountedAnew,
-    CronSchedule,
-    CronState,
-    Fired,
-    SetAside,
-    Skipped,
-    plan,
-)
-from scheduler.cron_table import CronItem, CronTable, Settled
+from scheduler.cron_log import CronLog, Firing, Step
+from scheduler.cron_schedule import CRON_QUEUE, CountedAnew, CronSchedule, CronState, Fired, SetAside, Skipped, plan
+from scheduler.cron_table import CronItem
 from scheduler.options import ScheduleOptions
 from storage.clock import Clock
 from storage.errors import (
@@ -34,17 +24,14 @@ from storage.errors import (
     RejectedError,
     UnknownSchedule,
 )
-from storage.message import Durability, Message
-from storage.store import AppliedPrefix, KeyLookup, MessageStore, Snapshot, Snapshots
+from storage.message import Message
+from storage.store import MessageStore
 
 log = structlog.get_logger()
 
-SNAPSHOT = "cron"
 _APPEND_MESSAGES = 400
 _APPEND_BYTES = 1 << 20
 _SLICE = 50  # schedules worked out in one turn of the loop
-_READ_MESSAGES = 512
-_READ_BYTES = 4 << 20
 _CANCELLED_KEPT = 1_000  # so that they can be looked at
 _RETRY_MS = 60_000  # one that was set aside is tried again
 _WRONG_CLOCK_MS = 86_400_000  # one that is settled so far ahead was settled by a clock that was wrong
@@ -61,21 +48,6 @@ class CronRegistry(Protocol):
     async def change(self, schedule: CronSchedule) -> None: ...
 
     async def forget(self, schedule_ids: Sequence[str]) -> None: ...
-
-
-class Firing(NamedTuple):
-    """Something that came of a schedule, as it stands in the log."""
-
-    mark: AnyCronMark
-    at_ms: int
-
-
-class _Step(NamedTuple):
-    """A mark, and the message that goes with it."""
-
-    item: CronItem
-    mark: AnyCronMark
-    messages: Sequence[Message]  # one, or none
 
 
 class CronService:
@@ -97,11 +69,9 @@ class CronService:
         self._clock = clock
         self._options = options
         self._build = build
-        self._on_settled = on_settled
-        self.table = CronTable()
+        self._log = CronLog(store, clock, on_settled=on_settled)
+        self.table = self._log.table
         self._by_key: dict[str, str] = {}  # idempotency key to schedule id
-        self._applied = AppliedPrefix()
-        self._kept_end = 0
         self._turn = asyncio.Lock()  # a sweep and a change wait for one another
         self._retried_ms = clock.monotonic_ms()
         self._swept_ms: int | None = None  # by the wall clock
@@ -111,9 +81,8 @@ class CronService:
     async def start(self) -> int:
         """Give the table back from the registry, the last snapshot and the log; the number of marks replayed."""
         await self._store.create_topic(CRON_QUEUE.topic, queue_count=1)
-        lost_before_ms = await self._restore()
-        begin = self._applied.end
-        is_damaged = await self._replay()
+        lost_before_ms = await self._log.restore()
+        replayed, is_damaged = await self._log.replay()
         settled = self.table.settled()
         for number, schedule in enumerate(await self._registry.load()):
             is_lost = schedule.schedule_id not in settled and schedule.counts_from_ms < lost_before_ms
@@ -125,51 +94,11 @@ class CronService:
             if number % _SLICE == 0:
                 await asyncio.sleep(0)
         self.table.drop_unknown()
-        return self._applied.end - begin
-
-    async def _replay(self) -> bool:
-        """Read the marks to the end; is there one that cannot be read?"""
-        is_damaged, end = False, (await self._store.offsets(CRON_QUEUE)).end
-        while (at := self._applied.end) < end:
-            try:
-                messages = await self._store.read(CRON_QUEUE, at, max_messages=_READ_MESSAGES, max_bytes=_READ_BYTES)
-            except CorruptRecord as damage:
-                log.error("cron_mark_damaged", queue_offset=at, reason=str(damage))
-                is_damaged, messages = True, []
-            for message in messages:
-                try:
-                    mark = cron_schedule.read_mark(message)
-                except msgspec.DecodeError as error:
-                    log.error("cron_mark_damaged", queue_offset=message.queue_offset, reason=str(error))
-                    is_damaged = True
-                else:
-                    self._settle(mark)
-            self._applied.restart(at + max(1, len(messages)))
-        return is_damaged
-
-    async def _restore(self) -> int:
-        """Begin where the last snapshot ends. Before the time that is returned, marks were stored that nobody has any more."""
-        snapshot = await self._store.load_snapshot(SNAPSHOT) if isinstance(self._store, Snapshots) else None
-        if snapshot is not None:
-            for schedule_id, settled in msgspec.msgpack.decode(snapshot.data, type=dict[str, int | Settled]).items():
-                self.table.settle_as(schedule_id, Settled(settled) if isinstance(settled, int) else settled)
-            self._kept_end = snapshot.positions[CRON_QUEUE]
-        first = (await self._store.offsets(CRON_QUEUE)).first
-        self._applied.restart(max(self._kept_end, first))
-        if first <= self._kept_end:
-            return 0
-        oldest = await self._store.read(CRON_QUEUE, first, max_messages=1, max_bytes=1)
-        return oldest[0].stored_at_ms if oldest else self._clock.wall_ms()
+        return replayed
 
     async def save_snapshot(self) -> bool:
         """Keep how far schedules are settled. False where nothing has changed or none can be kept."""
-        end = self._applied.end
-        if not isinstance(self._store, Snapshots) or end == self._kept_end:
-            return False
-        data = msgspec.msgpack.encode(self.table.settled())
-        await self._store.save_snapshot(SNAPSHOT, Snapshot((data,), {CRON_QUEUE: end}))
-        self._kept_end = end
-        return True
+        return await self._log.save_snapshot()
 
     # --------------------------------------------------------------------------------------------------------- reading
 
@@ -195,10 +124,7 @@ class CronService:
 
     async def recent(self, schedule_id: str, *, count: int) -> list[Firing]:
         """The last things that came of it, newest first; none where the engine does not find messages by their key."""
-        if not isinstance(self._store, KeyLookup):
-            return []
-        found = await self._store.find_messages(schedule_id, topics=[CRON_QUEUE.topic], max_messages=count)
-        return [Firing(cron_schedule.read_mark(message), message.stored_at_ms) for message in found]
+        return await self._log.recent(schedule_id, count=count)
 
     # --------------------------------------------------------------------------------------------------------- changes
 
@@ -286,7 +212,7 @@ class CronService:
             self._retry_set_aside()
             await self._look_for_wrong_clock(now_ms)
             while due := self.table.due(now_ms):
-                steps: list[_Step] = []
+                steps: list[Step] = []
                 for number, item in enumerate(due, 1):
                     added = self._steps(item, now_ms)
                     steps += added
@@ -314,14 +240,14 @@ class CronService:
             item = self._put(schedule)
         ahead = set(item.settled.fired_ahead)
         try:
-            recent = await self.recent(item.schedule_id, count=_MOST_AHEAD)
+            recent = await self._log.recent(item.schedule_id, count=_MOST_AHEAD)
         except (CorruptRecord, msgspec.DecodeError) as damage:
             log.error("cron_mark_damaged", schedule_id=item.schedule_id, reason=str(damage))
         else:
             ahead |= {one.mark.settled_ms for one in recent if isinstance(one.mark, Fired)}
         fired_ahead = sorted(moment_ms for moment_ms in ahead if moment_ms > now_ms)
         mark = CountedAnew(schedule_id=item.schedule_id, settled_ms=now_ms, fired_ahead=fired_ahead[:_MOST_AHEAD])
-        await self._append([_Step(item, mark, ())])
+        await self._log.append([Step(item, mark, ())])
 
     def _retry_set_aside(self) -> None:
         now_ms = self._clock.monotonic_ms()
@@ -331,7 +257,7 @@ class CronService:
         for item in [item for item in self.table if item.state is CronState.SET_ASIDE]:
             self.table.put(item.schedule)
 
-    def _steps(self, item: CronItem, now_ms: int) -> list[_Step]:
+    def _steps(self, item: CronItem, now_ms: int) -> list[Step]:
         schedule, line, first_ms = item.schedule, item.line, item.next_ms
         assert line is not None
         assert first_ms is not None
@@ -347,25 +273,25 @@ class CronService:
         if planned.skip is not None:
             since_ms, until_ms = planned.skip
             skipped = Skipped(schedule_id=item.schedule_id, settled_ms=until_ms, since_ms=since_ms)
-            steps.insert(0, _Step(item, skipped, ()))
+            steps.insert(0, Step(item, skipped, ()))
         return steps
 
-    def _firing(self, item: CronItem, moment_ms: int) -> _Step:
+    def _firing(self, item: CronItem, moment_ms: int) -> Step:
         if moment_ms in item.settled.fired_ahead:
-            return _Step(item, Skipped(schedule_id=item.schedule_id, settled_ms=moment_ms, since_ms=moment_ms), ())
+            return Step(item, Skipped(schedule_id=item.schedule_id, settled_ms=moment_ms, since_ms=moment_ms), ())
         try:
             message = self._build(item.schedule, moment_ms)
         except RejectedError as refused:
-            return _Step(item, self._aside(item, moment_ms, refused), ())
+            return Step(item, self._aside(item, moment_ms, refused), ())
         fired = Fired(schedule_id=item.schedule_id, settled_ms=moment_ms, message_id=message.message_id)
-        return _Step(item, fired, [message])
+        return Step(item, fired, [message])
 
     def _aside(self, item: CronItem, moment_ms: int, refused: RejectedError) -> SetAside:
         reason = f"{type(refused).__name__}: {refused.detail}"
         log.warning("cron_occurrence_set_aside", schedule_id=item.schedule_id, topic=item.schedule.topic, reason=reason)
         return SetAside(schedule_id=item.schedule_id, settled_ms=moment_ms, reason=reason[:1_000])
 
-    async def _take(self, steps: Sequence[_Step]) -> int:
+    async def _take(self, steps: Sequence[Step]) -> int:
         """In pieces, in their order; how many messages."""
         fired = at = 0
         while at < len(steps):
@@ -379,42 +305,16 @@ class CronService:
             at += count
         return fired
 
-    async def _take_together(self, steps: Sequence[_Step]) -> int:
+    async def _take_together(self, steps: Sequence[Step]) -> int:
         """All in one append; where that is refused, each in its own, and the occurrences that are refused are set aside."""
         try:
-            await self._append(steps)
+            await self._log.append(steps)
         except RejectedError as refused:
             if len(steps) > 1:
                 return sum([await self._take_together([step]) for step in steps])
             (step,) = steps
             if not step.messages:
                 raise
-            await self._append([_Step(step.item, self._aside(step.item, step.mark.settled_ms, refused), ())])
+            await self._log.append([Step(step.item, self._aside(step.item, step.mark.settled_ms, refused), ())])
             return 0
         return sum(len(step.messages) for step in steps)
-
-    async def _append(self, steps: Sequence[_Step]) -> None:
-        now_ms = self._clock.wall_ms()
-        messages = [
-            message
-            for step in steps
-            for message in (*step.messages, cron_schedule.mark_message(step.mark, now_ms=now_ms))
-        ]  # fmt: skip
-        has_sent = any(step.messages for step in steps)
-        for place in await self._store.append(messages, durability=None if has_sent else Durability.SYNCED):
-            if place.queue == CRON_QUEUE:
-                self._applied.add(place.queue_offset)
-        # The log has it: whoever comes next finds it settled, even if this is not on disk yet.
-        for step in steps:
-            self._settle(step.mark)
-            self._on_settled(_event(step.mark), now_ms - step.mark.settled_ms)
-
-    def _settle(self, mark: AnyCronMark) -> None:
-        if isinstance(mark, CountedAnew):
-            self.table.settle_as(mark.schedule_id, Settled(mark.settled_ms, frozenset(mark.fired_ahead)))
-        else:
-            self.table.settle(mark.schedule_id, mark.settled_ms)
-
-
-def _event(mark: AnyCronMark) -> str:
-    return str(mark.__struct_config__.tag)

@@ -21,7 +21,7 @@ from app.schedules.schemas import (
     Schedule,
 )
 from app.services import Services
-from scheduler import cron_service
+from scheduler import cron_log
 from scheduler.cron_line import CronLine
 from scheduler.cron_schedule import CatchUp, CountedAnew, CronSchedule, Fired, SetAside, Skipped
 from scheduler.cron_table import CronItem
@@ -149,7 +149,7 @@ async def _answer(
     return reply(status, shown, {"ETag": f'"{item.schedule.revision}"', **(headers or {})})
 
 
-def _firing(firing: cron_service.Firing) -> Firing:
+def _firing(firing: cron_log.Firing) -> Firing:
     mark = firing.mark
     shown = Firing(event=str(mark.__struct_config__.tag), at=codec.rfc3339(firing.at_ms))
     if isinstance(mark, Skipped):

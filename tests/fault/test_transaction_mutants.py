@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from scheduler.cron_service import CronService
+from scheduler.cron_log import CronLog
 from scheduler.schedule_log import ScheduleLog
 from scheduler.schedule_service import ScheduleService
 from storage.message import Durability, Message
@@ -220,12 +220,12 @@ def test_a_delivery_without_its_mark_is_found(monkeypatch):
 
 
 def test_an_occurrence_of_cron_without_its_mark_is_found(monkeypatch):
-    monkeypatch.setattr(CronService, "_append", _only_messages)
+    monkeypatch.setattr(CronLog, "append", _only_messages)
 
     assert days_find()
 
 
-async def _only_messages(self: CronService, steps: Sequence) -> None:
+async def _only_messages(self: CronLog, steps: Sequence) -> None:
     await self._store.append([message for step in steps for message in step.messages])
     for step in steps:
         self.table.settle(step.mark.schedule_id, step.mark.settled_ms)  # until the process ends

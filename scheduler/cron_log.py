@@ -1,0 +1,130 @@
+"""What the log says of cron schedules: the marks of what came of each, and the table that is derived from them.
+
+A firing is one append of the message and a mark, so after a crash there are both or neither.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+import structlog
+
+from scheduler import cron_schedule
+from scheduler.cron_schedule import CRON_QUEUE, AnyCronMark, CountedAnew
+from scheduler.cron_table import CronItem, CronTable, Settled
+from storage.clock import Clock
+from storage.errors import CorruptRecord
+from storage.message import Durability, Message
+from storage.store import AppliedPrefix, KeyLookup, MessageStore, Snapshot, Snapshots
+
+log = structlog.get_logger()
+
+SNAPSHOT = "cron"
+_READ_MESSAGES = 512
+_READ_BYTES = 4 << 20
+
+
+class Firing(NamedTuple):
+    """Something that came of a schedule, as it stands in the log."""
+
+    mark: AnyCronMark
+    at_ms: int
+
+
+class Step(NamedTuple):
+    """A mark, and the message that goes with it."""
+
+    item: CronItem
+    mark: AnyCronMark
+    messages: Sequence[Message]  # one, or none
+
+
+class CronLog:
+    """The event loop's. `restore`, then `replay`, before anything else."""
+
+    def __init__(self, store: MessageStore, clock: Clock, *, on_settled: Callable[[str, int], None]) -> None:
+        """`on_settled` is told what came of each occurrence, and how late."""
+        self._store = store
+        self._clock = clock
+        self._on_settled = on_settled
+        self.table = CronTable()
+        self._applied = AppliedPrefix()
+        self._kept_end = 0
+
+    async def restore(self) -> int:
+        """Begin where the last snapshot ends. Before the time that is returned, marks were stored that nobody has any more."""
+        snapshot = await self._store.load_snapshot(SNAPSHOT) if isinstance(self._store, Snapshots) else None
+        if snapshot is not None:
+            for schedule_id, settled in msgspec.msgpack.decode(snapshot.data, type=dict[str, int | Settled]).items():
+                self.table.settle_as(schedule_id, Settled(settled) if isinstance(settled, int) else settled)
+            self._kept_end = snapshot.positions[CRON_QUEUE]
+        first = (await self._store.offsets(CRON_QUEUE)).first
+        self._applied.restart(max(self._kept_end, first))
+        if first <= self._kept_end:
+            return 0
+        oldest = await self._store.read(CRON_QUEUE, first, max_messages=1, max_bytes=1)
+        return oldest[0].stored_at_ms if oldest else self._clock.wall_ms()
+
+    async def replay(self) -> tuple[int, bool]:
+        """Read the marks to the end: how many, and is there one that cannot be read?"""
+        begin, is_damaged, end = self._applied.end, False, (await self._store.offsets(CRON_QUEUE)).end
+        while (at := self._applied.end) < end:
+            try:
+                messages = await self._store.read(CRON_QUEUE, at, max_messages=_READ_MESSAGES, max_bytes=_READ_BYTES)
+            except CorruptRecord as damage:
+                log.error("cron_mark_damaged", queue_offset=at, reason=str(damage))
+                is_damaged, messages = True, []
+            for message in messages:
+                try:
+                    mark = cron_schedule.read_mark(message)
+                except msgspec.DecodeError as error:
+                    log.error("cron_mark_damaged", queue_offset=message.queue_offset, reason=str(error))
+                    is_damaged = True
+                else:
+                    self._settle(mark)
+            self._applied.restart(at + max(1, len(messages)))
+        return self._applied.end - begin, is_damaged
+
+    async def save_snapshot(self) -> bool:
+        """Keep how far schedules are settled. False where nothing has changed or none can be kept."""
+        end = self._applied.end
+        if not isinstance(self._store, Snapshots) or end == self._kept_end:
+            return False
+        data = msgspec.msgpack.encode(self.table.settled())
+        await self._store.save_snapshot(SNAPSHOT, Snapshot((data,), {CRON_QUEUE: end}))
+        self._kept_end = end
+        return True
+
+    async def recent(self, schedule_id: str, *, count: int) -> list[Firing]:
+        """The last things that came of a schedule, newest first; none where the engine does not find messages by their key."""
+        if not isinstance(self._store, KeyLookup):
+            return []
+        found = await self._store.find_messages(schedule_id, topics=[CRON_QUEUE.topic], max_messages=count)
+        return [Firing(cron_schedule.read_mark(message), message.stored_at_ms) for message in found]
+
+    async def append(self, steps: Sequence[Step]) -> None:
+        """All of it at once, in this order. Raises what `MessageStore.append` raises."""
+        now_ms = self._clock.wall_ms()
+        messages = [
+            message
+            for step in steps
+            for message in (*step.messages, cron_schedule.mark_message(step.mark, now_ms=now_ms))
+        ]  # fmt: skip
+        has_sent = any(step.messages for step in steps)
+        for place in await self._store.append(messages, durability=None if has_sent else Durability.SYNCED):
+            if place.queue == CRON_QUEUE:
+                self._applied.add(place.queue_offset)
+        # The log has it: whoever comes next finds it settled, even if this is not on disk yet.
+        for step in steps:
+            self._settle(step.mark)
+            self._on_settled(_event(step.mark), now_ms - step.mark.settled_ms)
+
+    def _settle(self, mark: AnyCronMark) -> None:
+        if isinstance(mark, CountedAnew):
+            self.table.settle_as(mark.schedule_id, Settled(mark.settled_ms, frozenset(mark.fired_ahead)))
+        else:
+            self.table.settle(mark.schedule_id, mark.settled_ms)
+
+
+def _event(mark: AnyCronMark) -> str:
+    return str(mark.__struct_config__.tag)
