@@ -58,16 +58,63 @@ def by_transaction(rows: DataFrame, bounds: Bounds, *, is_timed: bool = False) -
     """
     numbers, kept = _numbers(), _KEPT
     if bounds.log_begin:
-        numbers |= {"half_number": _least(Role.HALF, "queue_offset"), "op_number": F.min("first_half_offset")}
+        numbers |= _numbers_of_queues()
         kept += ("half_number",)
     if is_timed:
         numbers |= {"begun_ms": F.coalesce(_least(Role.HALF, "stored_ms"), F.min("stored_ms"))}
         numbers |= {"decided_ms": _least(_OPS, "stored_ms")}
         kept += ("begun_ms", "decided_ms")
+    return _judged(_grouped(rows, numbers), bounds).select(*kept, "facts")
+
+
+def _grouped(rows: DataFrame, numbers: Mapping[str, Column]) -> DataFrame:
     stretch = F.col("role").bitwiseAND(int(Role.DAMAGED | Role.FILLER)).alias("stretch")
-    found = rows.groupBy("transaction_id", stretch).agg(*[made.alias(name) for name, made in numbers.items()])
-    counted = found.select("*", *[made.alias(name) for name, made in _counts().items()])
-    return counted.select(*kept, _as_number(_facts(bounds)).alias("facts"))
+    return rows.groupBy("transaction_id", stretch).agg(*[made.alias(name) for name, made in numbers.items()])
+
+
+def _judged(numbers: DataFrame, bounds: Bounds) -> DataFrame:
+    """With `facts`, and what they are worked out from."""
+    counted = numbers.select("*", *[made.alias(name) for name, made in _counts().items()])
+    return counted.withColumn("facts", _as_number(_facts(bounds)))
+
+
+# ------------------------------------------------------------------------------------------------ a log that is read bit by bit
+
+READ_BY_BATCH = (*READ_COLUMNS, "due_ms")
+"""`last_ms` below is when something of a transaction was stored last, or is to come out of a delay."""
+
+
+def numbers_of(rows: DataFrame) -> DataFrame:
+    """The numbers of a stretch of the log that ends at a border of units; those of several stretches can be `merged`."""
+    more = {
+        "half_number_last": _most(Role.HALF, "queue_offset"),
+        "last_ms": F.max(F.greatest("stored_ms", "due_ms")),
+        "stored_last": F.max("stored_ms"),
+        "end_last": F.max(F.col("log_offset") + F.col("record_bytes")),
+    }
+    return _grouped(rows, _numbers() | _numbers_of_queues() | more)
+
+
+def merged(numbers: DataFrame, more: Mapping[str, Column]) -> DataFrame:
+    """One row for each transaction again; `more` is kept beside its numbers."""
+    keys = ("transaction_id", "stretch")
+    same = {name: _merge(name) for name in numbers.columns if name not in keys and name not in more}
+    return numbers.groupBy(*keys).agg(*[made.alias(name) for name, made in {**same, **more}.items()])
+
+
+def with_facts(numbers: DataFrame, bounds: Bounds) -> DataFrame:
+    """The numbers, and the facts that they show."""
+    return _judged(numbers, bounds).drop(*_counts())
+
+
+def _merge(name: str) -> Column:
+    if name == "roles":
+        return F.bit_or(name)
+    if name in ("group", "message_count", "last_ms") or name.endswith(("_most", "_last")):
+        return F.max(name)
+    if name in ("bytes", "records") or name.endswith(("_count", "_sum", "_crcs")):
+        return F.sum(name)
+    return F.min(name)
 
 
 # ------------------------------------------------------------------------------------------------------------- numbers
@@ -127,6 +174,11 @@ def _numbers() -> dict[str, Column]:
         "held_last": _most(Role.HELD, "log_offset"),
         "resumed_last": _most(Role.RESUMED, "log_offset"),
     }
+
+
+def _numbers_of_queues() -> dict[str, Column]:
+    """By which it is seen whether a half that is not there lay before the log's beginning."""
+    return {"half_number": _least(Role.HALF, "queue_offset"), "op_number": F.min("first_half_offset")}
 
 
 def _counts() -> dict[str, Column]:

@@ -47,12 +47,13 @@ def _checks(checks: dict[str, Any]) -> RenderableType:
 
 
 def _log(report: dict[str, Any]) -> RenderableType:
-    log, segments = report["log"], report["segments"]
+    log, segments = report["log"], report.get("segments")
     lines = [
         f"{log['records']:,} records in {log['end'] - log['begin']:,} bytes of log, "
         f"{log['accounted_bytes']:,} of them accounted for",
-        f"segments {segments.get('from', 'none')} to {segments.get('to', 'none')}, {segments['digest']}",
     ]
+    if segments is not None:  # a watch has no digest of what it read long ago
+        lines.append(f"segments {segments.get('from', 'none')} to {segments.get('to', 'none')}, {segments['digest']}")
     if log["damaged_stretches"]:
         lines.append(f"{log['damaged_stretches']:,} damaged stretches, {log['damaged_bytes']:,} bytes")
     if "compacted" in log:
@@ -66,7 +67,7 @@ def _log(report: dict[str, Any]) -> RenderableType:
             f"{gone['end'] - gone['begin']:,} bytes at {gone['begin']} were dropped by retention and are in no archive; "
             f"{gone['unread_bytes']:,} bytes before them are not read"
         )
-    if log["torn_bytes"]:
+    if log.get("torn_bytes"):
         lines.append(f"{log['torn_bytes']:,} bytes behind the end are of appends that nobody was answered")
     return Group(*[Text(line) for line in lines])
 

@@ -230,7 +230,7 @@ class TransactionAudit:
         self, transactions: DataFrame, sums: Sums, wanted: Sequence[str], listed: int, listed_records: int
     ) -> list[dict[str, Any]]:
         """In log order; transactions with the records that prove them."""
-        facts = [int(one) for one in sums.facts if _is_wanted(one, wanted)]
+        facts = [int(one) for one in sums.facts if is_wanted(one, wanted)]
         picked = (
             transactions.where((self._place() == int(Place.ASKED)) & F.col("facts").isin(facts))
             .select("transaction_id", "facts", "records", "first_offset", "group_offset", "op_first")
@@ -364,7 +364,7 @@ def _compacted(segments: Sequence[Segment]) -> dict[str, Any]:
     return {"compacted": found}
 
 
-def _is_wanted(facts: Fact, wanted: Sequence[str]) -> bool:
+def is_wanted(facts: Fact, wanted: Sequence[str]) -> bool:
     return verdict(facts) in wanted or any(fact in facts for name, fact in FLAGS.items() if name in wanted)
 
 

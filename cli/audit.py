@@ -16,13 +16,13 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.console import Console
 
-from audit.checks.kinds import CHECKS, FAULTY_KINDS, KINDS
+from audit.checks.kinds import CHECKS
 from audit.checks.policies import POLICIES, Policy
-from audit.verdicts import FAIL_ON, FINDINGS
 from cli.audit_common import (
     Exit,
     Log,
     check_file,
+    counted_by,
     in_short,
     needs_matplotlib,
     needs_pyarrow,
@@ -151,7 +151,7 @@ def run(
     if end_with_stdin:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
     needs_spark()
-    is_finding = _is_finding(fail_on)
+    is_finding = counted_by(fail_on)
     named, policies = _names_of_checks(checks), _policies(what_if)
     if begun_from is not None and begun_to is not None and begun_from > begun_to:
         raise typer.BadParameter("it is later than --to", param_hint="--from")
@@ -283,18 +283,6 @@ def _check_that_rows_are_seen(master: str | None) -> None:
     if master is not None and not master.startswith("local"):
         text = f"Spark runs at {master}, where nobody sees this machine's folders: say with --parquet where the rows go, too"
         raise typer.BadParameter(f"{text}, a path or URI that all of its workers share", param_hint="--html")
-
-
-def _is_finding(text: str) -> Callable[[str], bool]:
-    if text == "none":
-        return lambda name: False
-    if text == "faults":
-        return {*FAIL_ON, *FAULTY_KINDS}.__contains__
-    wanted = {name.strip() for name in text.split(",")}
-    unknown = sorted(wanted - {*FINDINGS, *KINDS})
-    if unknown:
-        raise typer.BadParameter(f"{', '.join(unknown)}; there are {', '.join([*FINDINGS, *KINDS])}", param_hint="--fail-on")
-    return wanted.__contains__
 
 
 def _names_of_checks(text: str) -> tuple[str, ...]:

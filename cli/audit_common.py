@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from enum import IntEnum
 from importlib.util import find_spec
@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from audit.checks.kinds import FAULTY_KINDS, KINDS
+from audit.verdicts import FAIL_ON, FINDINGS
 
 Log = Annotated[
     list[str],
@@ -61,6 +64,19 @@ def check_file(file: Path | None, option: str) -> None:
     """Wrong usage, where such a file cannot be written."""
     if file is not None and (file.is_dir() or not file.parent.is_dir()):
         raise typer.BadParameter(f"{file} cannot be a file: {file.parent} is no folder, or it is one", param_hint=option)
+
+
+def counted_by(text: str) -> Callable[[str], bool]:
+    """What `--fail-on` says: does this count as a finding?"""
+    if text == "none":
+        return lambda name: False
+    if text == "faults":
+        return {*FAIL_ON, *FAULTY_KINDS}.__contains__
+    wanted = {name.strip() for name in text.split(",")}
+    unknown = sorted(wanted - {*FINDINGS, *KINDS})
+    if unknown:
+        raise typer.BadParameter(f"{', '.join(unknown)}; there are {', '.join([*FINDINGS, *KINDS])}", param_hint="--fail-on")
+    return wanted.__contains__
 
 
 def run_part(report_id: str, log: Sequence[str], master: str | None, begun_at: datetime, status: Exit) -> dict[str, Any]:

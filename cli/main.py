@@ -8,7 +8,7 @@ import typer
 
 from app import exit_codes
 from app.settings import ConfigurationError, load
-from cli import audit, compact, reconcile
+from cli import audit, compact, reconcile, watch
 
 app = typer.Typer(
     name="escrowmq",
@@ -20,6 +20,7 @@ app = typer.Typer(
 
 audit.app.command()(reconcile.reconcile)
 audit.app.command()(compact.compact)
+audit.app.command()(watch.watch)
 app.add_typer(audit.app)
 
 

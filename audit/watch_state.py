@@ -1,0 +1,96 @@
+"""What a watch has found so far, in a folder: a state for each batch, whole or not there.
+
+DIR/stream/              where the stream is in the log; Spark's own
+DIR/rows/<batch>/        Parquet: the numbers of each transaction that is open, or may be heard of again
+DIR/states/<batch>.json  what is counted, and the rows that belong to it; written last: a batch is counted once it is there
+"""
+
+from dataclasses import asdict, dataclass, field
+
+import msgspec
+from pyarrow import fs
+
+from audit.log_files import filesystem_of
+
+_KEPT = 2  # states and their rows
+
+
+class StateError(Exception):
+    """The folder holds the state of something else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """After a batch. `open` and `closed` count transactions by their facts; offsets are log offsets."""
+
+    log: str
+    begin: int
+    reached: int  # all below is counted
+    first_half_number: int | None = None
+    batch: int = -1
+    rows: str | None = None  # the folder of the transactions that are `open`
+    newest_ms: int = 0  # of what is stored
+    open: dict[int, int] = field(default_factory=dict)
+    open_bytes: int = 0
+    open_records: int = 0
+    closed: dict[int, int] = field(default_factory=dict)
+    other_bytes: int = 0  # of what is closed, and of no transaction
+    other_records: int = 0
+    damaged_stretches: int = 0
+    damaged_bytes: int = 0
+    # Of the rows these are no more: of such facts, and last heard of before.
+    left_facts: tuple[int, ...] = ()
+    left_before_ms: int = 0
+    told_facts: tuple[int, ...] = ()  # of these the rows were told as findings
+    forgotten_offset: int | None = None  # the last half of those that are closed, and its number in its queue
+    forgotten_number: int | None = None
+
+
+class StateFolder:
+    def __init__(self, uri: str) -> None:
+        self.uri = uri.rstrip("/")
+        self._filesystem, self._path = filesystem_of(self.uri)
+
+    @property
+    def stream(self) -> str:
+        return f"{self.uri}/stream"
+
+    def rows(self, name: str) -> str:
+        return f"{self.uri}/rows/{name}"
+
+    def newest(self) -> State | None:
+        """Raises StateError."""
+        numbers = self._numbers()
+        if not numbers:
+            return None
+        with self._filesystem.open_input_file(self._file(max(numbers))) as file:
+            raw = file.read()
+        try:
+            return msgspec.json.decode(raw, type=State)
+        except msgspec.DecodeError as error:
+            raise StateError(f"{self.uri}/states/{max(numbers)}.json is no state: {error}") from None
+
+    def write(self, state: State) -> None:
+        """All of it or nothing; what came long before goes."""
+        self._filesystem.create_dir(f"{self._path}/states")
+        scratch = f"{self._path}/states/scratch"
+        with self._filesystem.open_output_stream(scratch) as file:
+            file.write(msgspec.json.encode(asdict(state)))
+        self._filesystem.move(scratch, self._file(state.batch))
+        for number in sorted(self._numbers())[:-_KEPT]:
+            self._filesystem.delete_file(self._file(number))
+        self._drop_rows(before=state.batch - _KEPT + 1)
+
+    def _drop_rows(self, *, before: int) -> None:
+        found = self._filesystem.get_file_info(fs.FileSelector(f"{self._path}/rows", allow_not_found=True))
+        for one in found:
+            if int(one.base_name.partition("-")[0]) < before:
+                self._filesystem.delete_dir(one.path)
+
+    def _numbers(self) -> list[int]:
+        found = self._filesystem.get_file_info(fs.FileSelector(f"{self._path}/states", allow_not_found=True))
+        names = [one.base_name.removesuffix(".json") for one in found if one.base_name.endswith(".json")]
+        return [int(name) for name in names]
+
+    def _file(self, number: int) -> str:
+        return f"{self._path}/states/{number}.json"
