@@ -26,6 +26,7 @@ def spark(tmp_path_factory) -> Iterator:
         pytest.skip(str(missing))
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):

@@ -205,9 +205,9 @@ def test_more_long_polls_than_are_allowed_are_told_to_come_back(tmp_path, beside
         wait_until_parked(api, 2)
 
         for answer in (
-            api.get("/v1/topics/orders/queues/0/messages", params={"wait_ms": 1}),
-            api.get(f"/v1/transactions/{transaction_id}", params={"wait_ms": 1}),
-            api.post("/v1/producer-groups/shop/checks/receive", json={"wait_ms": 1}),
+            api.get("/v1/topics/orders/queues/0/messages", params={"wait_ms": LONG_MS}),
+            api.get(f"/v1/transactions/{transaction_id}", params={"wait_ms": LONG_MS}),
+            api.post("/v1/producer-groups/shop/checks/receive", json={"wait_ms": LONG_MS}),
         ):
             assert_problem(answer, 429, "too_many_waiting")
 
