@@ -320,6 +320,7 @@ def test_nobody_who_receives_while_a_group_is_made_is_given_what_lies_before_its
             assert [received.result() for received in receiving] == [[], []]
 
 
+@pytest.mark.faults
 def test_what_was_acknowledged_never_comes_again_and_what_was_not_does_whenever_the_service_is_killed(own):
     server, api = own
     group = Group(api, "orders", lease_ms=500)

@@ -287,6 +287,7 @@ def test_its_topic_must_exist_and_take_its_message(api, topic, make_topic):
 # ----------------------------------------------------------------------------------------------------------------- kills
 
 
+@pytest.mark.faults
 def test_killed_again_and_again_every_second_comes_once_and_none_is_missing(tmp_path):
     with Server(tmp_path / "data") as server, server.client() as api:
         ok(api.post("/v1/topics", json={"topic": "ticks", "queues": 1}), 201)

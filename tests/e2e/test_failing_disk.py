@@ -16,6 +16,8 @@ import pytest
 from tests.support.failing_disk import Disk, ServerOnDisk
 from tests.support.http import assert_problem, ok, until
 
+pytestmark = pytest.mark.faults
+
 STORAGE_FAILED = 74
 MESSAGE = {"payload": "x"}
 SENDERS = 8

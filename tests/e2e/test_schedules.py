@@ -419,6 +419,7 @@ def test_a_delayed_message_of_a_transaction_survives_kill_9_before_and_after_the
         assert ok(api.get(path))["messages"] == committed["messages"]
 
 
+@pytest.mark.faults
 def test_kills_while_hundreds_are_delivered_lose_none_double_none_and_make_none_early(tmp_path):
     due: dict[str, datetime] = {}
     with Server(tmp_path / "data") as server, server.client() as api:
