@@ -148,7 +148,7 @@ def test_findings_of_the_checks_stand_beside_those_about_transactions(spark, tmp
 
     report = carry_out(spark, str(store), Scope(), found=extent.find_log(str(store)), asked=asked).report
 
-    kinds = ("handed_out_after_settled", "handed_out_twice")
+    kinds = [name for name, kind in KINDS.items() if kind.check == "duplicates"]
     assert list(report["checks"]) == ["duplicates", "what_if"]
     assert report["checks"]["duplicates"]["findings"] == {kind: truth[kind] for kind in kinds}
     found = [item for item in report["findings"]["items"] if item.get("check") == "duplicates"]
