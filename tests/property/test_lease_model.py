@@ -169,11 +169,21 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(at=indexes)
     def settle_with_a_handle_of_before(self, at: int) -> None:
-        if self.stale:
-            handle = self.stale[at % len(self.stale)]
+        """Of a message that another holds now, where there is one: that is the lease it could end."""
+        held = {self._handle(item).message.message_id for item in self._held(0, len(self.items))}
+        stale = [one for one in self.stale if one.message.message_id in held] or self.stale
+        if stale:
+            handle = stale[at % len(stale)]
             assert self._call(self.house.ack(handle)) == [False]
             assert self._call(self.house.nack(handle)) == [False]
             assert self._call(self.house.extend(handle, 1_000)) is None
+
+    @rule(at=indexes)
+    def take_over_and_settle_with_the_handle_of_before(self, at: int) -> None:
+        self.nack(at, 0)
+        self.pass_time(1_000)
+        self.receive(100)
+        self.settle_with_a_handle_of_before(at)
 
     @rule(ms=st.sampled_from([10, 150, 1_000, 6_000]))
     def pass_time(self, ms: int) -> None:
