@@ -54,7 +54,7 @@ class Call(NamedTuple):
         content_type = self.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         if content_type != "application/json" and self.body:
             raise Refusal("unsupported_media_type", f"the route takes application/json, not {content_type[:100]}")
-        return codec.decode(decoder.decode, self.body or b"{}")
+        return codec.decode(decoder, self.body or b"{}")
 
     def parameters(self, kind: type[T]) -> T:
         """The query as the struct; unknown parameters are refused like unknown fields."""

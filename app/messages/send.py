@@ -241,7 +241,7 @@ def _decode_batch(call: Call) -> tuple[bool, _Entries]:
 
 def decode_message(raw: bytes) -> MessageInput | Refusal:
     try:
-        return codec.decode(_message_decoder.decode, raw)
+        return codec.decode(_message_decoder, raw)
     except Refusal as refusal:
         return refusal
 

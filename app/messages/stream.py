@@ -184,12 +184,12 @@ class _Stream:
         entry_id: str | UnsetType = UNSET
         try:
             try:
-                entry = codec.decode(_entry_decoder.decode, line)
+                entry = codec.decode(_entry_decoder, line)
                 entry_id, given = entry.id, entry.message
             except Refusal as refusal:
                 if refusal.code != "validation_failed":
                     raise
-                loose = codec.decode(_loose_entry_decoder.decode, line)
+                loose = codec.decode(_loose_entry_decoder, line)
                 entry_id, decoded = loose.id, decode_message(bytes(loose.message))
                 if isinstance(decoded, Refusal):
                     raise decoded.under("/message") from None

@@ -69,7 +69,7 @@ async def get_clock(request: Request) -> Response:
 @router.post("/clock/advance")
 async def advance(request: Request) -> Response:
     """Move the clock ahead; answered when everything that fell due has been done."""
-    given = codec.decode(_advance_decoder.decode, await request.body())
+    given = codec.decode(_advance_decoder, await request.body())
     controls = _controls(request)
     await controls.advance(given.by_ms)
     return _clock(controls)
@@ -84,7 +84,7 @@ async def get_faults(request: Request) -> Response:
 @router.post("/faults")
 async def switch_on(request: Request) -> Response:
     """Switch a fault on."""
-    given = codec.decode(_fault_decoder.decode, await request.body() or b"{}")
+    given = codec.decode(_fault_decoder, await request.body() or b"{}")
     faults = _controls(request).faults
     if given.fault == _SLOW_CHECK:
         _refuse(given, "operation", "times")

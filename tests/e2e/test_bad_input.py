@@ -647,3 +647,22 @@ def test_a_field_error_never_shows_a_whole_body_again(api, topic):
 
 def test_an_encoding_of_no_body_changes_nothing(api):
     assert_problem(api.delete("/v1/schedules/sch_none", headers={"Content-Encoding": "gzip"}), 404, "schedule_not_found")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/v1/topics/{topic}/messages", {"payload": "x", "require_durability": "sure"}, "buffered, synced"),
+        ("/v1/topics/{topic}/messages/batch", {"entries": [{"id": "a", "message": {"payload_encoding": "x"}}]}, "base64, utf8"),
+        (
+            "/v1/producer-groups/shop/checks/answer",
+            {"answers": [{"check_id": "c", "decision": "yes"}]},
+            "commit, rollback, unknown",
+        ),
+        ("/v1/groups/billing/offsets/reset", {"topic": "t", "to": "begin"}, "earliest, latest, offset, time"),
+    ],
+)
+def test_a_word_that_is_none_of_a_fields_is_answered_with_those_that_are(api, topic, path, body, words):
+    problem = assert_problem(api.post(path.replace("{topic}", topic), json=body), 422, "validation_failed")
+
+    assert problem["errors"][0]["detail"].endswith(f": it is one of {words}")
