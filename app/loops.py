@@ -13,6 +13,7 @@ from app.sent_keys import SentKeys
 from app.services import Services
 from app.settings import Settings
 from scheduler.loops import LoopReport, SetAside
+from scheduler.paced import Paced
 from storage.errors import StorageFull, UnavailableError
 from storage.message import QueueId
 from storage.store import Retention, Status
@@ -35,8 +36,8 @@ def add_loops(services: Services, settings: Settings) -> None:
 
     requests = services.requests
 
-    async def keep() -> None:
-        await keep_tables(transactions, services.sent_keys)
+    async def keep() -> int:
+        return await keep_tables(transactions, services.sent_keys)
 
     async def put_back(first_kept: Mapping[QueueId, int]) -> None:
         await transactions.put_back(first_kept)
@@ -52,6 +53,9 @@ def add_loops(services: Services, settings: Settings) -> None:
     ) -> None:
         patient = _Patient(run_once)
         add(name, patient, interval_ms=interval_ms, check=check, set_aside=set_aside, waits_for=patient.reason)
+
+    def add_saving(name: str, save: Callable[[], Awaitable[int]], *, interval_ms: int, check: str) -> None:
+        add(name, Paced(save, clock).run_once, interval_ms=interval_ms, check=check)
 
     if isinstance(services.store, Retention):
         store = services.store
@@ -78,8 +82,10 @@ def add_loops(services: Services, settings: Settings) -> None:
         check="scheduler",
         set_aside=lambda: _some(cron.set_aside()),
     )
-    add("schedule_snapshots", schedules.save_snapshot, interval_ms=settings.schedule.snapshot_interval_ms, check="scheduler")
-    add("cron_snapshots", cron.save_snapshot, interval_ms=settings.schedule.snapshot_interval_ms, check="scheduler")
+    add_saving(
+        "schedule_snapshots", schedules.save_snapshot, interval_ms=settings.schedule.snapshot_interval_ms, check="scheduler"
+    )
+    add_saving("cron_snapshots", cron.save_snapshot, interval_ms=settings.schedule.snapshot_interval_ms, check="scheduler")
     add("leases", delivery.run_once, interval_ms=settings.delivery.sweep_interval_ms, check="leases")
     add_patient(
         "redrive",
@@ -88,9 +94,9 @@ def add_loops(services: Services, settings: Settings) -> None:
         check="leases",
         set_aside=lambda: _some(delivery.dead_letters.set_aside()),
     )
-    add("lease_snapshots", delivery.save_snapshot, interval_ms=settings.delivery.snapshot_interval_ms, check="leases")
+    add_saving("lease_snapshots", delivery.save_snapshot, interval_ms=settings.delivery.snapshot_interval_ms, check="leases")
     add_patient("requests", requests.run_once, interval_ms=settings.request.sweep_interval_ms, check="requests")
-    add("request_snapshots", requests.save_snapshot, interval_ms=settings.request.snapshot_interval_ms, check="requests")
+    add_saving("request_snapshots", requests.save_snapshot, interval_ms=settings.request.snapshot_interval_ms, check="requests")
     ms = settings.txn.sweep_interval_ms
     add_patient(
         "checkback",
@@ -100,16 +106,15 @@ def add_loops(services: Services, settings: Settings) -> None:
         set_aside=lambda: _some(transactions.set_aside()),
     )
     add("webhooks", services.sender.run_once, interval_ms=ms, check="checker")
-    add("snapshots", keep, interval_ms=settings.txn.snapshot_interval_ms, check="scheduler")
+    add_saving("snapshots", keep, interval_ms=settings.txn.snapshot_interval_ms, check="scheduler")
     if isinstance(services.store, Status):
         status_of = services.store
         services.loops.watch(lambda: _deriver(status_of), check="store")
 
 
-async def keep_tables(transactions: TransactionCoordinator, sent_keys: SentKeys) -> None:
-    """So that a start replays only what comes later."""
-    await transactions.save_snapshot()
-    await sent_keys.save_snapshot()
+async def keep_tables(transactions: TransactionCoordinator, sent_keys: SentKeys) -> int:
+    """So that a start replays only what comes later; how many bytes."""
+    return await transactions.save_snapshot() + await sent_keys.save_snapshot()
 
 
 class _Patient:

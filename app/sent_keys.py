@@ -158,19 +158,20 @@ class SentKeys:
             found.append((stored, place))
         return found
 
-    async def save_snapshot(self) -> bool:
-        """Keep the table; False where nothing has changed, or none can be kept."""
+    async def save_snapshot(self) -> int:
+        """Keep the table; how many bytes, 0 where nothing is new."""
         if not isinstance(self._store, Snapshots) or self._applied.end == self._kept_end:
-            return False
+            return 0
         end, packed = self._applied.end, self._table.packed()
         slices = range(0, len(packed), _SNAPSHOT_SLICE)
         pieces = [parts.head(len(slices))]
         for at in slices:
             pieces.append(parts.framed(pack(packed[at : at + _SNAPSHOT_SLICE])))
             await asyncio.sleep(0)
-        await self._store.save_snapshot(SNAPSHOT, Snapshot(pieces, {_QUEUE: end}))
+        snapshot = Snapshot(pieces, {_QUEUE: end})
+        await self._store.save_snapshot(SNAPSHOT, snapshot)
         self._kept_end = end
-        return True
+        return snapshot.size_bytes
 
     async def _append(
         self,

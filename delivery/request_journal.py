@@ -59,16 +59,17 @@ class RequestJournal:
         self._kept_end = begin
         return at - begin
 
-    async def save_snapshot(self) -> bool:
-        """Keep the table, so that a start replays only what came later. False where nothing has changed or none can be kept."""
+    async def save_snapshot(self) -> int:
+        """Keep the table, so that a start replays only what came later; how many bytes, 0 where nothing is new."""
         end = self._applied.end
         if not isinstance(self.store, Snapshots) or end == self._kept_end:
-            return False
+            return 0
         stored = [request for request in self.table if request.request_id not in self.unstored]
         dump = _Dump(stored, self.table.cancelled, self.table.has_forgotten)
-        await self.store.save_snapshot(SNAPSHOT, Snapshot((msgspec.msgpack.encode(dump),), {REQUEST_QUEUE: end}))
+        snapshot = Snapshot((msgspec.msgpack.encode(dump),), {REQUEST_QUEUE: end})
+        await self.store.save_snapshot(SNAPSHOT, snapshot)
         self._kept_end = end
-        return True
+        return snapshot.size_bytes
 
     # ---------------------------------------------------------------------------------------------------------- changes
 

@@ -50,8 +50,8 @@ class Requests:
         """Give the table back from the last snapshot and the log; the number of events replayed."""
         return await self._journal.start()
 
-    async def save_snapshot(self) -> bool:
-        """Keep the table, so that a start replays only what came later. False where nothing has changed or none can be kept."""
+    async def save_snapshot(self) -> int:
+        """Keep the table, so that a start replays only what came later; how many bytes, 0 where nothing is new."""
         return await self._journal.save_snapshot()
 
     def stop(self) -> None:

@@ -84,8 +84,8 @@ class Delivery:
         await self._waiters.aclose()
         await self._journal.changes.drain()
 
-    async def save_snapshot(self) -> bool:
-        """Keep the table, so that a start replays only what came later. False where nothing has changed or none can be kept."""
+    async def save_snapshot(self) -> int:
+        """Keep the table, so that a start replays only what came later; how many bytes, 0 where nothing is new."""
         return await self._journal.save_snapshot()
 
     def next_due_ms(self) -> int | None:

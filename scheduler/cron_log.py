@@ -85,15 +85,16 @@ class CronLog:
             self._applied.restart(at + max(1, len(messages)))
         return self._applied.end - begin, is_damaged
 
-    async def save_snapshot(self) -> bool:
-        """Keep how far schedules are settled. False where nothing has changed or none can be kept."""
+    async def save_snapshot(self) -> int:
+        """Keep how far schedules are settled; how many bytes, 0 where nothing is new."""
         end = self._applied.end
         if not isinstance(self._store, Snapshots) or end == self._kept_end:
-            return False
+            return 0
         data = msgspec.msgpack.encode(self.table.settled())
-        await self._store.save_snapshot(SNAPSHOT, Snapshot((data,), {CRON_QUEUE: end}))
+        snapshot = Snapshot((data,), {CRON_QUEUE: end})
+        await self._store.save_snapshot(SNAPSHOT, snapshot)
         self._kept_end = end
-        return True
+        return snapshot.size_bytes
 
     async def recent(self, schedule_id: str, *, count: int) -> list[Firing]:
         """The last things that came of a schedule, newest first; none where the engine does not find messages by their key."""

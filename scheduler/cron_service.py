@@ -96,8 +96,8 @@ class CronService:
         self.table.drop_unknown()
         return replayed
 
-    async def save_snapshot(self) -> bool:
-        """Keep how far schedules are settled. False where nothing has changed or none can be kept."""
+    async def save_snapshot(self) -> int:
+        """Keep how far schedules are settled; how many bytes, 0 where nothing is new."""
         return await self._log.save_snapshot()
 
     # --------------------------------------------------------------------------------------------------------- reading

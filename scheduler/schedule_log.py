@@ -133,14 +133,15 @@ class ScheduleLog:
         by_id = self._store.find_messages(message.message_id, topics=topics, by_id=True, from_ms=from_ms, max_messages=1)
         return bool(await by_id)
 
-    async def save_snapshot(self) -> bool:
-        """Of what is done, and not in order; False where there is nothing new to save."""
+    async def save_snapshot(self) -> int:
+        """Of what is done, and not in order; how many bytes, 0 where nothing is new."""
         position = self._positions[MARK_QUEUE]
         if not isinstance(self._store, Snapshots) or position == self._saved_position:
-            return False
+            return 0
         self._saved_position = position
-        await self._store.save_snapshot(SNAPSHOT, Snapshot((self._progress.dump(),), {MARK_QUEUE: position}))
-        return True
+        snapshot = Snapshot((self._progress.dump(),), {MARK_QUEUE: position})
+        await self._store.save_snapshot(SNAPSHOT, snapshot)
+        return snapshot.size_bytes
 
     async def _wait_durable(self, place: Appended) -> None:
         if not place.durable and isinstance(self._store, SyncedPosition):

@@ -51,8 +51,8 @@ class ScheduleService:
         """Take notice of what has become visible in the log."""
         return await self._log.follow()
 
-    async def save_snapshot(self) -> bool:
-        """Of how far the delay queues are done, so that a start need not read every mark for it; False where nothing is new."""
+    async def save_snapshot(self) -> int:
+        """Of how far the delay queues are done, so that a start need not read every mark for it; how many bytes."""
         return await self._log.save_snapshot()
 
     async def drain(self) -> None:

@@ -258,6 +258,10 @@ class Snapshot(NamedTuple):
     def data(self) -> bytes:
         return b"".join(self.pieces)
 
+    @property
+    def size_bytes(self) -> int:
+        return sum(map(len, self.pieces))
+
 
 @runtime_checkable
 class Snapshots(Protocol):

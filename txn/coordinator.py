@@ -95,8 +95,8 @@ class TransactionCoordinator:
         """Undecided transactions whose messages could not be written again, and why: they can only be rolled back."""
         return self._put_back.set_aside()
 
-    async def save_snapshot(self) -> bool:
-        """Keep the table, so that a start replays only what came later. False where nothing has changed or none can be kept."""
+    async def save_snapshot(self) -> int:
+        """Keep the table, so that a start replays only what came later; how many bytes, 0 where nothing is new."""
         return await self._journal.save_snapshot()
 
     # ------------------------------------------------------------------------------------------------ begin and decide

@@ -168,21 +168,22 @@ class Journal:
 
     # ----------------------------------------------------------------------------------------------- snapshots, replay
 
-    async def save_snapshot(self) -> bool:
-        """Keep the table, so that a start replays only what came later. False where nothing has changed or none can be kept."""
+    async def save_snapshot(self) -> int:
+        """Keep the table, so that a start replays only what came later; how many bytes, 0 where nothing is new."""
         # The positions first: what changes while the table is encoded, a slice at a time, is then replayed once more.
         positions = self._positions()
         if not isinstance(self.store, Snapshots) or positions == self._kept_positions:
-            return False
+            return 0
         transactions = list(self.table)
         slices = range(0, len(transactions), _SNAPSHOT_SLICE)
         pieces = [parts.head(len(slices))]
         for at in slices:
             pieces.append(parts.framed(msgspec.msgpack.encode(transactions[at : at + _SNAPSHOT_SLICE])))
             await asyncio.sleep(0)
-        await self.store.save_snapshot(SNAPSHOT, Snapshot(pieces, positions))
+        snapshot = Snapshot(pieces, positions)
+        await self.store.save_snapshot(SNAPSHOT, snapshot)
         self._kept_positions = positions
-        return True
+        return snapshot.size_bytes
 
     def replayed(self) -> None:
         """The table reflects all of the log."""

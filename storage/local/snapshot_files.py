@@ -36,7 +36,7 @@ class SnapshotFiles:
     def save(self, name: str, snapshot: Snapshot) -> None:
         """Durable on return. A piece at a time: this thread must not keep the others waiting for as long as all of it takes."""
         positions = [(queue.topic, queue.number, queue_offset) for queue, queue_offset in snapshot.positions.items()]
-        begin = _PAIR + msgspec.msgpack.encode(positions) + parts.frame(sum(map(len, snapshot.pieces)))
+        begin = _PAIR + msgspec.msgpack.encode(positions) + parts.frame(snapshot.size_bytes)
         crc = crc32c(begin)
         for piece in snapshot.pieces:
             crc = crc32c(piece, crc)

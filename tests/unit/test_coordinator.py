@@ -815,7 +815,9 @@ def test_a_snapshot_saves_the_start_from_replaying():
             transaction_id = await house.begin(message(queue=ORDERS, message_id=f"m{n}"))
             if n % 2:
                 await house.coordinator.commit(transaction_id)
-        await house.coordinator.save_snapshot()
+        saved_bytes = await house.coordinator.save_snapshot()
+        snapshot = await house.store.load_snapshot("transactions")
+        assert saved_bytes == len(snapshot.data) > 20 * 100
         await house.store.aclose()
 
     async def after(house):
