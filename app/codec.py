@@ -6,7 +6,6 @@ asked: no NaN, no lone surrogates, no unknown fields, no null, no number for a t
 
 import math
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from typing import Any, TypeVar, cast
@@ -14,6 +13,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 import numpy as np
 
+from app import hints
 from app.problems import FieldError, Refusal, invalid_field
 
 T = TypeVar("T")
@@ -47,11 +47,8 @@ _CODES: tuple[tuple[str, str], ...] = (
 )
 
 
-def decode(decoder: msgspec.json.Decoder[T], raw: bytes, *, pointer: str = "") -> T:
-    """The body, or a Refusal: malformed_request where it is no JSON, validation_failed where a field is wrong.
-
-    `pointer`: where in the request `raw` stands.
-    """
+def decode(decoder: msgspec.json.Decoder[T], raw: bytes) -> T:
+    """The body, or a Refusal: malformed_request where it is no JSON, validation_failed where a field is wrong."""
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
@@ -62,7 +59,7 @@ def decode(decoder: msgspec.json.Decoder[T], raw: bytes, *, pointer: str = "") -
         raise _too_deep() from None
     # What is no JSON is said first, wherever in the body it stands.
     read_json(raw)
-    raise _invalid(_field_error(sentence, decoder.type, pointer))
+    raise _invalid(_field_error(sentence, decoder.type))
 
 
 def _invalid(field: FieldError) -> Refusal:
@@ -122,38 +119,23 @@ def _is_whole_number(kind: msgspec.inspect.Type) -> bool:
     return isinstance(kind, msgspec.inspect.IntType)
 
 
-def _field_error(text: str, kind: Any, pointer: str) -> FieldError:
-    """What msgspec says of a value that is no `kind`, as the JSON pointer of the field and a sentence."""
+def _field_error(text: str, kind: Any, pointer: str = "") -> FieldError:
+    """What msgspec says of a value that was to be of this kind, as the JSON pointer of the field and a sentence.
+
+    `pointer`: where in the request the value stands.
+    """
     place = _PLACE.search(text)
     detail = text[: place.start()] if place else text
-    path = list(_STEP.finditer(place["path"])) if place else []
-    pointer += "".join([f"/{escape(step[1] or step[2])}" for step in path if step[1] or step[2]])
+    found = _STEP.finditer(place["path"]) if place else ()
+    path = [step[1] or step[2] for step in found if step[1] or step[2]]
+    code = next((code for sign, code in _CODES if sign in detail), "wrong_type")
+    hint = hints.of_choice(kind, path) if code == "not_allowed" else ""
     named = _NAMED_FIELD.search(detail)
     if named:
-        pointer += f"/{escape(named[1])}"
-    code = next((code for sign, code in _CODES if sign in detail), "wrong_type")
-    detail = detail[:_MAX_SHOWN]
-    if code == "not_allowed":
-        detail += f": it is one of {', '.join(_choices(msgspec.inspect.type_info(kind), [step[1] for step in path]))}"
-    return FieldError(pointer[:_MAX_SHOWN], code, detail)
-
-
-def _choices(kind: msgspec.inspect.Type, path: list[str | None]) -> Iterator[str]:
-    """The words that may stand at `path`: names of fields, None for a place in a list or a map."""
-    match kind:
-        case msgspec.inspect.Metadata():
-            yield from _choices(kind.type, path)
-        case msgspec.inspect.UnionType():
-            for one in kind.types:
-                yield from _choices(one, path)
-        case msgspec.inspect.LiteralType() if not path:
-            yield from map(str, kind.values)
-        case msgspec.inspect.StructType() if path:
-            for field in kind.fields:
-                if field.encode_name == path[0]:
-                    yield from _choices(field.type, path[1:])
-        case msgspec.inspect.ListType() if path:
-            yield from _choices(kind.item_type, path[1:])
+        hint = hints.of_field(kind, path, named[1]) if code == "unknown_field" else ""
+        path.append(named[1])
+    pointer += "".join([f"/{escape(step)}" for step in path])
+    return FieldError(pointer[:_MAX_SHOWN], code, detail[: _MAX_SHOWN - len(hint)] + hint)
 
 
 def escape(name: str) -> str:

@@ -14,6 +14,7 @@ _HELD = {
     "answers_exhausted": "its producer answered unknown as often as it may",
     "unreachable": "nobody answered its check for as long as it may go unanswered",
 }
+_UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1))
 _WHO = {"check": "the answer to a check", "policy": "its own rule on_exhausted", "operator": "an operator"}
 
 
@@ -38,7 +39,7 @@ def _summary(known: Known) -> str:
     if transaction.state.is_decided:
         assert transaction.resolved_at_ms is not None
         word = "committed" if transaction.state is TxnState.COMMITTED else "rolled back"
-        seen = "its messages can be seen" if transaction.state is TxnState.COMMITTED else "nobody will ever see its messages"
+        seen = _seen(transaction) if transaction.state is TxnState.COMMITTED else "nobody will ever see its messages"
         late = ", after it had been held" if transaction.was_held else ""
         return f"{name} was {word} by {_who(transaction)} at {rfc3339(transaction.resolved_at_ms)}{late}; {seen}."
     if transaction.state is TxnState.HELD:
@@ -46,6 +47,12 @@ def _summary(known: Known) -> str:
         since = "".join([f" since {rfc3339(at_ms)}" for at_ms in _times(known.events, "held")[-1:]])
         return f"{name} is held{since}: {why}."
     return f"{name} is prepared: its messages are stored, and nobody sees them before it is decided."
+
+
+def _seen(transaction: Transaction) -> str:
+    count, delayed = len(transaction.messages), sum(message.schedule_id is not None for message in transaction.messages)
+    when = "" if not delayed else " once they are due" if delayed == count else f", {delayed} of {count} once due"
+    return f"its messages can be seen{when}"
 
 
 def _who(transaction: Transaction) -> str:
@@ -59,15 +66,15 @@ def _who(transaction: Transaction) -> str:
 def _facts(known: Known) -> list[str]:
     transaction, now_ms = known.transaction, known.now_ms
     count = len(transaction.messages)
-    age_ms = max(0, now_ms - transaction.prepared_at_ms)
+    age = _span(max(0, now_ms - transaction.prepared_at_ms))
     facts = [
-        f"It was begun {age_ms} ms ago by producer group {transaction.producer_group}, with {count} message{'s'[: count > 1]}.",
+        f"It was begun {age} ago by producer group {transaction.producer_group}, with {count} message{'s'[: count > 1]}.",
         _answers(known),
     ]
     if transaction.is_checking:
         facts.append(
             f"Its check has been open since {rfc3339(transaction.asked_at_ms)} and nobody has answered it;"
-            f" after {transaction.policy.unreachable_limit_ms} ms it is given up."
+            f" after {_span(transaction.policy.unreachable_limit_ms)} it is given up."
         )
     if transaction.last_failure is not None:
         facts.append(_failures(known))
@@ -102,6 +109,16 @@ def _how_asked(group: ProducerGroup) -> str:
     if group.webhook.disabled_at_ms is not None:
         return f"Its group's endpoint said 410 at {rfc3339(group.webhook.disabled_at_ms)} and is not asked any more."
     return "Its group is asked by webhook."
+
+
+def _span(ms: int) -> str:
+    """A length of time, in its two largest units."""
+    parts = []
+    for unit, size_ms in _UNITS:
+        count, ms = divmod(ms, size_ms)
+        if count:
+            parts.append(f"{count} {unit}")
+    return " ".join(parts[:2]) or "0 ms"
 
 
 def _times(events: Sequence[Event], name: str) -> list[int]:

@@ -51,15 +51,44 @@ def test_before_its_check_is_due_it_says_when_that_is():
     text = told(transaction(), after_ms=4_000)
 
     assert "is prepared: its messages are stored, and nobody sees them before it is decided." in text
-    assert "It was begun 4000 ms ago by producer group shop, with 1 message." in text
+    assert "It was begun 4 s ago by producer group shop, with 1 message." in text
     assert "0 of 3 checks were answered unknown." in text
     assert "Its check is due at 2027-01-15T08:00:10.000Z; its producer may decide before." in text
+
+
+@pytest.mark.parametrize(
+    ("after_ms", "words"),
+    [
+        (0, "0 ms"),
+        (850, "850 ms"),
+        (19_312, "19 s 312 ms"),
+        (125_000, "2 min 5 s"),
+        (86_400_000, "1 d"),
+        (3 * 86_400_000 + 7_201_000, "3 d 2 h"),
+    ],
+)
+def test_an_age_is_told_in_units_that_a_person_reads(after_ms, words):
+    assert f"It was begun {words} ago by" in told(transaction(), after_ms=after_ms)
+
+
+@pytest.mark.parametrize(
+    ("schedule_ids", "words"),
+    [
+        ([None, None], "its messages can be seen."),
+        ([None, "sch_1"], "its messages can be seen, 1 of 2 once due."),
+        (["sch_1", "sch_2"], "its messages can be seen once they are due."),
+    ],
+)
+def test_of_a_committed_one_it_says_which_messages_are_still_to_come(schedule_ids, words):
+    messages = tuple(TxnMessage("m", QueueId("orders", 0), None, 0, schedule_id=one) for one in schedule_ids)
+
+    assert told(transaction(packed=messages, state=TxnState.COMMITTED, resolved_at_ms=BEGUN_MS), after_ms=1_000).count(words)
 
 
 def test_an_open_check_of_a_polled_group_says_who_must_come():
     text = told(transaction(**OPEN))
 
-    assert "Its check has been open since 2027-01-15T08:00:10.000Z and nobody has answered it; after 3600000 ms" in text
+    assert "Its check has been open since 2027-01-15T08:00:10.000Z and nobody has answered it; after 1 h it is given up" in text
     assert "a producer must come for its checks with checks/receive." in text
     assert "A producer of its group must take its check and answer it." in text
     assert "Without an answer it is held at 2027-01-15T09:00:10.000Z." in text
