@@ -5,18 +5,29 @@ asking again, another is verified first: damage is found and never served.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from threading import Lock
+from typing import NamedTuple
 
 from storage.errors import CorruptRecord
 from storage.files.segments import Segments
 from storage.formats import record as records
 from storage.formats import scan, unit
+from storage.formats.queue_entry import QueueEntry
 from storage.formats.record import DamagedRecord, Record
 
 _HOT_BYTES = 32 << 20  # behind the writer, the mapping is in memory: it has just been stored into
+_TOGETHER_BYTES = 1 << 17  # of one fetch: records of a queue, and what lies between them
 _VERIFY_WINDOW = 1 << 16  # of a unit at first: most are small, and who reads what lies scattered verifies each
 _MAX_VERIFIED_RANGES = 100_000
+
+
+class Piece(NamedTuple):
+    """Bytes of the log from `begin` to `end`; nothing in them was looked at."""
+
+    begin: int
+    end: int
+    data: bytes
 
 
 class CommitLog:
@@ -31,17 +42,35 @@ class CommitLog:
     def first_offset(self) -> int:
         return self.segments.first_offset
 
-    def read_now(self, offset: int, length: int) -> Record | None:
+    def read_now(self, offset: int, length: int, among: "Piece | None" = None) -> Record | None:
         """The record, or None where the disk must be asked (then `read`, in a thread that may wait).
 
-        Raises CorruptRecord.
+        `among`: what was fetched of the log before. Raises CorruptRecord.
         """
-        if offset >= self.trusted_from and offset >= self.written_end - _HOT_BYTES:
-            return self._decode(self.segments.read_mapped(offset, length), offset, length)
         if offset < self.trusted_from and not self._verified.covers(offset):
             return None
-        raw = self.segments.read_cached(offset, length)
+        if among is not None and among.begin <= offset <= among.end - length:
+            return self._decode(among.data, offset, length, at=offset - among.begin)
+        raw = self._bytes_now(offset, length)
         return None if raw is None else self._decode(raw, offset, length)
+
+    def fetch_now(self, entries: Sequence[QueueEntry]) -> "Piece | None":
+        """What these entries of a queue point to, in one go; None where the disk must be asked, or they are not neighbours."""
+        if len(entries) < 2:
+            return None
+        begin, end = entries[0].physical_offset, entries[-1].physical_offset + entries[-1].record_bytes
+        data = self._bytes_now(begin, end - begin) if 0 < end - begin <= _TOGETHER_BYTES else None
+        return None if data is None else Piece(begin, end, data)
+
+    def _bytes_now(self, offset: int, length: int) -> bytes | None:
+        """None where the disk must be asked, or no one segment has them all."""
+        try:
+            if offset >= self.trusted_from and offset >= self.written_end - _HOT_BYTES:
+                raw = self.segments.read_mapped(offset, length)
+                return raw if len(raw) == length else None
+            return self.segments.read_cached(offset, length)
+        except IndexError:  # a damaged entry points outside of the log
+            return None
 
     def read(self, offset: int, length: int) -> Record:
         """The record that lies there. May wait for the disk. Raises CorruptRecord."""
@@ -61,12 +90,12 @@ class CommitLog:
         except IndexError:  # its segment was dropped meanwhile
             return None
 
-    def _decode(self, raw: bytes, offset: int, length: int) -> Record:
+    def _decode(self, raw: bytes, offset: int, length: int, *, at: int = 0) -> Record:
         try:
-            record = records.decode(raw)
+            record = records.decode(raw, at)
         except DamagedRecord as damage:
             raise self.corrupt(offset, str(damage)) from None
-        if len(raw) != length or record.physical_offset != offset or records.start(raw)[0] != length:
+        if record.physical_offset != offset or records.start(raw, at)[0] != length:
             raise self.corrupt(offset, f"the record says it lies at {record.physical_offset}")
         return record
 

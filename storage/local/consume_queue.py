@@ -5,6 +5,7 @@ so the files never say more than the log. The owner's thread owns the tables, th
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from itertools import groupby
 from pathlib import PurePath
 from typing import NamedTuple
@@ -198,6 +199,17 @@ class QueueFiles:
             raw = file.read(at, length)
         return list(queue_entry.decode_all(raw[: len(raw) // ENTRY_BYTES * ENTRY_BYTES]))
 
+    def entries_now(self, queue: ConsumeQueue, queue_offset: int, count: int) -> list[QueueEntry] | None:
+        """As `entries`, the owner's; None where the disk must be asked."""
+        recent = queue.recent(queue_offset, count)
+        if recent is not None:
+            return recent
+        path, at = self._place(queue.id, queue_offset)
+        length = min(min(count, queue.recent_from - queue_offset) * ENTRY_BYTES, self._file_bytes - at)
+        with self._handles.use_open(path) as file:
+            raw = None if file is None else file.read_cached(at, length)
+        return None if raw is None else list(queue_entry.decode_all(raw))
+
     def read_now(self, queue: ConsumeQueue, queue_offsets: Iterable[int]) -> list[QueueEntry | None]:
         """The entry at each of these offsets; None where the disk must be asked."""
         found: list[QueueEntry | None] = []
@@ -273,4 +285,10 @@ class QueueFiles:
         return self._path(queue, file_number), number * ENTRY_BYTES
 
     def _path(self, queue: QueueId, file_number: int) -> PurePath:
-        return self._directory / queue.topic / str(queue.number) / names.file_name(file_number * self._file_bytes)
+        return _file_path(self._directory, queue, file_number * self._file_bytes)
+
+
+@lru_cache(maxsize=1_024)
+def _file_path(directory: PurePath, queue: QueueId, base: int) -> PurePath:
+    """Kept, as each read of a queue asks for it: to join a path takes longer than to read a message."""
+    return directory / queue.topic / str(queue.number) / names.file_name(base)

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Collection, Sequence
 from itertools import groupby, takewhile
 from operator import itemgetter
-from typing import Literal
 
 from storage.errors import CorruptRecord, OffsetBeyondEnd, OffsetExpired, RejectedError
 from storage.formats import record as records
@@ -17,6 +16,7 @@ from storage.message import QueueId, StoredMessage
 from storage.store import Scanned
 
 _AT_ONCE = 32  # messages; about a millisecond
+_ENTRIES_AT_ONCE = 1_024  # of a queue, where most of what they point to is not read
 
 
 class Reader:
@@ -122,29 +122,36 @@ class Reader:
             raise OffsetBeyondEnd(requested=queue_offset, available=queue.bounds)
 
     async def _fill(self, page: "_Page", queue: ConsumeQueue, count: int) -> None:
-        """With what is wanted of so many messages."""
-        if page.next_offset < queue.first:  # it was dropped since the last piece
-            raise OffsetExpired(requested=page.next_offset, available=queue.bounds)
+        """With what is wanted of so many messages: a few at a time from memory, as `read_each`, the rest in the read lane."""
         end = min(queue.end, page.next_offset + count)
-        if not self._fill_now(page, queue, end):
-            await in_lane(self._runner, Lane.READ, lambda: self._fill_waiting(page, queue, end))
+        while page.next_offset < end and not page.is_full:
+            if page.next_offset < queue.first:  # it was dropped since the last piece
+                raise OffsetExpired(requested=page.next_offset, available=queue.bounds)
+            if not self._fill_now(page, queue, end):
+                await in_lane(self._runner, Lane.READ, lambda: self._fill_waiting(page, queue, end))
+                return
+            if page.next_offset < end and not page.is_full:
+                await asyncio.sleep(0)
 
     def _fill_now(self, page: "_Page", queue: ConsumeQueue, end: int) -> bool:
-        """From memory; False where a file must be asked for the rest of it."""
-        entries = queue.recent(page.next_offset, end - page.next_offset)
+        """A piece of it from memory; False where a file must be asked for the next one."""
+        at_once = _AT_ONCE if page.wants_all else _ENTRIES_AT_ONCE
+        entries = self._files.entries_now(queue, page.next_offset, min(at_once, end - page.next_offset))
         if entries is None:
             return False
+        piece = self._log.fetch_now(entries)
+        most = len(page.messages) + _AT_ONCE
         for entry in entries:
             if not page.wants(entry):
                 continue
             try:
-                record = self._log.read_now(entry.physical_offset, entry.record_bytes)
+                record = self._log.read_now(entry.physical_offset, entry.record_bytes, piece)
                 if record is None:
                     return False
-                is_full = page.add(self._checked(record, queue, page.next_offset))
+                page.add(self._checked(record, queue, page.next_offset))
             except CorruptRecord as damage:
-                is_full = page.end_at(damage)
-            if is_full:
+                page.end_at(damage)
+            if page.is_full or len(page.messages) == most:
                 break
         return True
 
@@ -156,12 +163,12 @@ class Reader:
                     continue
                 try:
                     record = self._log.read(entry.physical_offset, entry.record_bytes)
-                    is_full = page.add(self._checked(record, queue, page.next_offset))
+                    page.add(self._checked(record, queue, page.next_offset))
                 except IndexError:  # its segment was dropped meanwhile
                     raise OffsetExpired(requested=page.next_offset, available=queue.bounds) from None
                 except CorruptRecord as damage:
-                    is_full = page.end_at(damage)
-                if is_full:
+                    page.end_at(damage)
+                if page.is_full:
                     return
 
     def _entries(self, queue: ConsumeQueue, queue_offset: int, count: int) -> list[QueueEntry]:
@@ -189,10 +196,15 @@ class _Page:
     def __init__(self, queue_offset: int, max_messages: int, max_bytes: int, tag_codes: Collection[int] | None = None) -> None:
         """`tag_codes`: the hashes of the tags that are wanted; None: all."""
         self.messages: list[StoredMessage] = []
+        self.is_full = False
         self._first_offset = self.next_offset = queue_offset
         self._max_messages = max_messages
         self._left_bytes = max_bytes
         self._tag_codes = tag_codes
+
+    @property
+    def wants_all(self) -> bool:
+        return self._tag_codes is None
 
     def wants(self, entry: QueueEntry) -> bool:
         """False: the message at `next_offset` need not be read, and is passed over."""
@@ -201,17 +213,17 @@ class _Page:
         self.next_offset += 1
         return False
 
-    def add(self, message: StoredMessage) -> bool:
-        """True: it does not fit any more, the page ends before it."""
+    def add(self, message: StoredMessage) -> None:
+        """Where it does not fit any more, the page is full and ends before it."""
         self._left_bytes -= len(message.body)
         if self.messages and (self._left_bytes < 0 or len(self.messages) == self._max_messages):
-            return True
+            self.is_full = True
+            return
         self.messages.append(message)
         self.next_offset += 1
-        return False
 
-    def end_at(self, damage: CorruptRecord) -> Literal[True]:
+    def end_at(self, damage: CorruptRecord) -> None:
         """What lies before the damage is served; who reads on meets the damage first, at its own offset."""
         if self.next_offset == self._first_offset:
             raise damage
-        return True
+        self.is_full = True

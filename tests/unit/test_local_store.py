@@ -25,6 +25,7 @@ from storage.formats.names import file_name
 from storage.local import replay
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import FlushPolicy, LocalStoreOptions
+from storage.local.runner import Lane
 from storage.message import Durability, QueueId
 from storage.store import Snapshot
 from tests.support.builders import message, messages
@@ -526,6 +527,50 @@ def test_a_damaged_record_is_named_and_never_served_and_the_rest_of_the_queue_is
         assert length > 95
 
     in_world(main, disk)
+
+
+class ReadLane:
+    """Counts how often the disk is asked."""
+
+    def __init__(self, world: World) -> None:
+        self.jobs = 0
+        self._beside = world.runner.beside
+        world.runner.beside = self.beside  # type: ignore[method-assign]
+
+    def beside(self, lane, job, done, failed) -> None:
+        self.jobs += lane is Lane.READ
+        self._beside(lane, job, done, failed)
+
+
+def test_what_was_verified_and_lies_in_the_page_cache_is_read_without_the_read_lane():
+    disk = filled()
+
+    async def main(world):
+        store = await open_with_orders(world, options())
+        lane = ReadLane(world)
+        first = await store.read(QUEUE, 0, **EVERYTHING)
+        asked = lane.jobs
+        again = await store.read(QUEUE, 0, **EVERYTHING)
+
+        assert asked
+        assert lane.jobs == asked
+        assert again == first
+        assert [one.message_id for one in first] == [f"m{n}.0" for n in range(40)]
+
+    in_world(main, disk)
+
+
+def test_a_long_read_from_memory_lets_others_have_their_turns():
+    async def main(world):
+        store = await open_with_orders(world, options(segment_bytes=1 << 20, prepare_ahead_bytes=1 << 20))
+        await store.append(messages(320))
+        before = world.loop.turns
+
+        assert len(await store.read(QUEUE, 0, **EVERYTHING)) == 320
+
+        assert world.loop.turns - before >= 9
+
+    in_world(main)
 
 
 def test_of_a_damaged_unit_the_records_are_served_that_show_no_damage():
