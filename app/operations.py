@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.responses import FileResponse
+from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from app.exchange import HEADERS, JSON_LINES, Call, FileReply, Reply
@@ -130,8 +131,16 @@ class OperationRoute(APIRoute):
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         super().__init__(path, endpoint, **options)
+        self._begins, self._ends = path.partition("{")[0], path.rpartition("}")[2]
         if self._takes_texts_only():
             self.app = self._call_endpoint
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Most routes are not the one that is asked for, and how its path begins and ends tells most of them."""
+        path = scope["path"]
+        if path.endswith(self._ends) and path.startswith(self._begins):
+            return super().matches(scope)
+        return Match.NONE, {}
 
     def _takes_texts_only(self) -> bool:
         wanted = self.dependant
