@@ -137,7 +137,7 @@ class Reader:
         """A piece of it from memory; False where a file must be asked for the next one."""
         at_once = _AT_ONCE if page.wants_all else _ENTRIES_AT_ONCE
         entries = self._files.entries_now(queue, page.next_offset, min(at_once, end - page.next_offset))
-        if entries is None:
+        if not entries:
             return False
         piece = self._log.fetch_now(entries)
         most = len(page.messages) + _AT_ONCE
