@@ -43,6 +43,7 @@ _TAIL = np.dtype([("reconsume_times", ">i4"), ("prepared_offset", ">i8"), ("body
 _IPV6_MORE_BYTES = 12
 assert _HEADER.itemsize == 88
 
+_SHORTEST_ITEM = 3  # bytes: a name, its end, a value
 _VALUE_END = ord(properties.VALUE_END)
 _COUNT_PREFIX = b'{"message_count":'
 _EVENT = r'^\{"event":"(?P<event>[a-z_]+)"'
@@ -523,7 +524,9 @@ class Values:
     def __init__(self, data: Bytes, bounds: Ints, names: dict[str, str]) -> None:
         self._names = names
         self._count = len(bounds) - 1
-        self._begins, self._ends, self._owners = _items(data, bounds)
+        items = _items(data, bounds)
+        some = np.flatnonzero(items[1] - items[0] >= _SHORTEST_ITEM)  # padding is items of no byte
+        self._begins, self._ends, self._owners = (each[some] for each in items)
         self._lengths = self._ends - self._begins
         self._padded = np.concatenate([data, np.zeros(8, np.uint8)])
         self._words = _words(self._padded, self._begins)
@@ -535,7 +538,9 @@ class Values:
         return self._known[column]
 
     def _find(self, key: bytes) -> Spans:
-        hits = np.flatnonzero((self._words & _mask(key) == _word(key)) & (self._lengths > len(key)))
+        words = self._words if len(key) >= 8 else self._words & _mask(key)
+        hits = np.flatnonzero(words == _word(key))
+        hits = hits[self._lengths[hits] > len(key)]
         for at in range(8, len(key), 8):  # the rest of a longer name, eight bytes at a time
             at = min(at, len(key) - 8)
             hits = hits[_words(self._padded, self._begins[hits] + at) == _word(key[at:])]
