@@ -58,12 +58,7 @@ class WrittenLog:
     def close(self, *, is_clean: bool = True) -> Path:
         """The last segment has its full length; the checkpoint page says that everything is on disk."""
         self._end_file()
-        page = bytearray(checkpoint.PAGE_BYTES)
-        fields = checkpoint.encode_fields(Fields(self.now_ms, self.now_ms, 0, 0, self.end))
-        slot = checkpoint.encode_slot(Slot(1, self.end, 1, is_clean))
-        page[: len(fields)] = fields
-        page[checkpoint.SLOT_AT[1] : checkpoint.SLOT_AT[1] + len(slot)] = slot
-        (self.root / "checkpoint").write_bytes(page)
+        write_checkpoint(self.root, self.end, now_ms=self.now_ms, is_clean=is_clean)
         return self.root
 
     def _encode(self, messages: Sequence[Message], queue_offsets: Sequence[int]) -> unit.EncodedUnit:
@@ -84,6 +79,16 @@ class WrittenLog:
             self._file.truncate(self._segment_bytes)
             self._file.close()
             self._file = None
+
+
+def write_checkpoint(root: Path, end: int, *, now_ms: int, is_clean: bool = True) -> None:
+    """The page that says that the log is on disk up to its end."""
+    page = bytearray(checkpoint.PAGE_BYTES)
+    fields = checkpoint.encode_fields(Fields(now_ms, now_ms, 0, 0, end))
+    slot = checkpoint.encode_slot(Slot(1, end, 1, is_clean))
+    page[: len(fields)] = fields
+    page[checkpoint.SLOT_AT[1] : checkpoint.SLOT_AT[1] + len(slot)] = slot
+    (root / "checkpoint").write_bytes(page)
 
 
 def stored(message: Message, *, queue_offset: int, stored_at_ms: int, log_offset: int) -> StoredMessage:
