@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import msgspec
 from starlette.types import Scope
@@ -94,9 +93,9 @@ class Reply(NamedTuple):
 
 
 class FileReply(NamedTuple):
-    """A file as the answer, to be kept under this name."""
+    """A file as the answer, to be kept under this name. Whoever answers closes it."""
 
-    path: Path
+    file: BinaryIO
     name: str
     media_type: str
 

@@ -3,13 +3,14 @@
 FastAPI routes and documents; the handler gets plain values (`app/exchange.py`), so the same one can serve another lane.
 """
 
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
-from starlette.responses import FileResponse
+from starlette.responses import StreamingResponse
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
@@ -26,6 +27,7 @@ Handler = Callable[..., Awaitable[Reply | FileReply]]
 StreamHandler = Callable[..., AsyncGenerator[bytes, None]]  # the last argument: the pieces of the body as they come
 
 
+_FILE_PIECE_BYTES = 1 << 18
 _BYTES = {"type": "string", "format": "binary"}
 
 
@@ -167,11 +169,20 @@ async def answer(request: Request, handler: Handler, *parameters: Any) -> Respon
         call = _call(request, _query(request), await request.body())
         reply = await handler(services, call, *parameters)
     if isinstance(reply, FileReply):
-        # A browser must not show it as a page of this service.
-        return FileResponse(
-            reply.path, filename=reply.name, media_type=reply.media_type, headers={"X-Content-Type-Options": "nosniff"}
-        )
+        headers = {
+            "Content-Disposition": f'attachment; filename="{reply.name}"',
+            "Content-Length": f"{os.fstat(reply.file.fileno()).st_size}",
+            "X-Content-Type-Options": "nosniff",  # a browser must not show it as a page of this service
+        }
+        return StreamingResponse(_read(reply.file), headers=headers, media_type=reply.media_type)
     return Response(reply.body, reply.status, reply.headers, reply.media_type)
+
+
+def _read(file: BinaryIO) -> Iterator[bytes]:
+    """Asked for each piece on a thread."""
+    with file:
+        while piece := file.read(_FILE_PIECE_BYTES):
+            yield piece
 
 
 def answer_stream(request: Request, handler: StreamHandler, *parameters: Any) -> Response:

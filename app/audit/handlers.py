@@ -4,8 +4,7 @@ import asyncio
 import csv
 import io
 from hashlib import sha256
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any, BinaryIO, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -79,26 +78,28 @@ async def get(services: Services, _: Call, report_id: str) -> Reply:
     view = _view(services, report)
     if report.state != DONE:
         return reply(200, view)
-    return Reply(200, await asyncio.to_thread(_joined, view, services.reports.file(report, REPORT)))
+    file = await services.reports.opened(report, REPORT)
+    return Reply(200, await asyncio.to_thread(_joined, view, file))
 
 
 async def list_findings(services: Services, call: Call, report_id: str) -> Reply:
     query = call.parameters(ListAuditFindingsQuery)
-    path = services.reports.file(services.reports.get(report_id), REPORT)
+    report = services.reports.get(report_id)
     begin = 0 if query.page_token is UNSET else pages.decode_number_token("findings", query.page_token)
     verdict = None if query.verdict is UNSET else query.verdict
-    return Reply(200, await asyncio.to_thread(_page_of_findings, path, verdict, begin, query.page_size))
+    file = await services.reports.opened(report, REPORT)
+    return Reply(200, await asyncio.to_thread(_page_of_findings, file, verdict, begin, query.page_size))
 
 
 async def download(services: Services, call: Call, report_id: str) -> Reply | FileReply:
     wanted = call.parameters(DownloadQuery).format
     report = services.reports.get(report_id)
     if wanted == "csv":
-        table = await asyncio.to_thread(_as_table, services.reports.file(report, REPORT))
+        table = await asyncio.to_thread(_as_table, await services.reports.opened(report, REPORT))
         headers = {"Content-Disposition": f'attachment; filename="{report_id}.csv"', "X-Content-Type-Options": "nosniff"}
         return Reply(200, table, headers, _OCTETS)
-    path = services.reports.file(report, {"json": REPORT, "html": HTML, "parquet": PARQUET}[wanted])
-    return FileReply(path, f"{report_id}.{wanted}", _OCTETS)
+    file = await services.reports.opened(report, {"json": REPORT, "html": HTML, "parquet": PARQUET}[wanted])
+    return FileReply(file, f"{report_id}.{wanted}", _OCTETS)
 
 
 async def drop(services: Services, _: Call, report_id: str) -> Reply:
@@ -109,12 +110,18 @@ async def drop(services: Services, _: Call, report_id: str) -> Reply:
 # --------------------------------------------------------------------------------------------- the files, on a thread
 
 
-def _joined(view: AuditReportSummary, path: Path) -> bytes:
-    return codec.encode(msgspec.json.decode(path.read_bytes()) | msgspec.to_builtins(view))
+def _read(file: BinaryIO) -> dict[str, Any]:
+    with file:
+        report: dict[str, Any] = msgspec.json.decode(file.read())
+    return report
 
 
-def _page_of_findings(path: Path, verdict: str | None, begin: int, size: int) -> bytes:
-    items = _findings(path)
+def _joined(view: AuditReportSummary, file: BinaryIO) -> bytes:
+    return codec.encode(_read(file) | msgspec.to_builtins(view))
+
+
+def _page_of_findings(file: BinaryIO, verdict: str | None, begin: int, size: int) -> bytes:
+    items = _read(file)["findings"]["items"]
     places = [at for at in range(begin, len(items)) if verdict is None or _is_of(items[at], verdict)]
     page: dict[str, Any] = {"items": [items[at] for at in places[:size]]}
     if len(places) > size:
@@ -126,12 +133,12 @@ def _is_of(finding: dict[str, Any], verdict: str) -> bool:
     return finding["verdict"] == verdict or finding.get(verdict) is True
 
 
-def _as_table(path: Path) -> bytes:
+def _as_table(file: BinaryIO) -> bytes:
     """One line for each finding, with the places of its records, or what else proves it."""
     text = io.StringIO()
     lines = csv.writer(text)
     lines.writerow(_CSV)
-    for item in _findings(path):
+    for item in _read(file)["findings"]["items"]:
         records = item.get("records", [])
         flags = " ".join(name for name, value in item.items() if value is True)
         first = item.get("log_offset", records[0]["log_offset"] if records else "")
@@ -145,11 +152,6 @@ def _as_table(path: Path) -> bytes:
 def _plain(cell: Any) -> Any:
     """A spreadsheet takes a text that begins so for a formula, and an id may be anybody's."""
     return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
-
-
-def _findings(path: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = msgspec.json.decode(path.read_bytes())["findings"]["items"]
-    return found
 
 
 # ------------------------------------------------------------------------------------------------------------- details

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 import structlog
@@ -106,10 +106,14 @@ class AuditReports:
             raise Refusal("report_expired", f"report {report_id} was dropped at {codec.rfc3339(report.dropped_at_ms)}")
         return report
 
-    def file(self, report: AuditReport, pattern: str) -> Path:
-        """Raises Refusal report_not_found: the report has no such file, or not yet."""
-        found = next(self._folder(report).glob(pattern), None)
-        if report.state != DONE or found is None:
+    async def opened(self, report: AuditReport, pattern: str) -> BinaryIO:
+        """A file of the report; it can be read to its end though the report is dropped meanwhile.
+
+        Raises Refusal report_not_found: the report has no such file, or not yet; report_expired.
+        """
+        found = await asyncio.to_thread(_open, self._folder(report), pattern) if report.state == DONE else None
+        if found is None:
+            self.get(report.report_id)  # dropped since it was looked up
             what = f"is {report.state}" if report.state != DONE else "has no such file"
             raise Refusal("report_not_found", f"report {report.report_id} {what}", context={"state": report.state})
         return found
@@ -242,6 +246,13 @@ class AuditReports:
 
     def _folder(self, report: AuditReport) -> Path:
         return self._data_dir / FOLDER / report.report_id
+
+
+def _open(folder: Path, pattern: str) -> BinaryIO | None:
+    path = next(folder.glob(pattern), None)
+    with suppress(FileNotFoundError):
+        return None if path is None else path.open("rb")
+    return None
 
 
 def _make_empty(folder: Path) -> None:

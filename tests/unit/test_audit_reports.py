@@ -58,6 +58,11 @@ async def ask(reports: AuditReports, number: int, group: str = "shop") -> AuditR
     return report
 
 
+async def read(reports: AuditReports, report: AuditReport) -> dict:
+    with await reports.opened(report, "report.json") as file:
+        return json.load(file)
+
+
 async def until_state(reports: AuditReports, report: AuditReport, *states: str) -> AuditReport:
     return await reached(
         lambda: (now := reports.get(report.report_id)).state in states and now, f"{report.report_id} is {states}"
@@ -84,7 +89,7 @@ async def test_a_report_is_made_by_the_program_and_then_read_from_its_files(serv
     report = await until_state(reports, await ask(reports, 1), "done")
 
     assert (report.exit_status, report.reason, report.starts) == (1, None, 1)
-    made = json.loads(reports.file(report, "report.json").read_text())
+    made = await read(reports, report)
     assert (made["run"]["report_id"], made["run"]["log"], made["producer_group"]) == ("rpt_1", "store", "shop")
 
 
@@ -115,7 +120,7 @@ async def test_a_program_that_fails_or_is_not_there_fails_the_report_with_its_la
     report = await until_state(reports, await ask(reports, 2), "failed")
     assert "/nowhere/escrowmq" in report.reason
     with pytest.raises(Refusal, match="is failed"):
-        reports.file(report, "report.json")
+        await reports.opened(report, "report.json")
 
 
 async def test_a_run_that_takes_too_long_is_ended(tmp_path):
@@ -174,6 +179,19 @@ async def test_a_report_that_is_dropped_while_it_is_made_is_ended_and_its_files_
     await until_state(reports, await ask(reports, 2), "done")
 
 
+async def test_a_report_that_is_dropped_while_it_is_downloaded_is_read_to_its_end_and_is_gone_for_the_next(service):
+    reports = await service.open()
+    report = await until_state(reports, await ask(reports, 1), "done")
+
+    with await reports.opened(report, "report.json") as file:
+        await reports.drop(report)
+
+        assert json.load(file)["state"] == "done"
+    with pytest.raises(Refusal) as refused:
+        await reports.opened(report, "report.json")  # looked up before
+    assert refused.value.code == "report_expired"
+
+
 async def test_the_oldest_go_when_there_are_too_many_and_it_is_known_that_they_were_there(service, tmp_path):
     reports = await service.open()
     for number in range(1, 5):
@@ -198,4 +216,4 @@ async def test_without_spark_reports_are_refused_and_those_that_there_are_stay(s
     with pytest.raises(NotSupportedByEngine, match="Spark"):
         await ask(reports, 2)
 
-    assert reports.file(reports.get(report.report_id), "report.json").is_file()
+    assert (await read(reports, reports.get(report.report_id)))["state"] == "done"
