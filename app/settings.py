@@ -168,6 +168,8 @@ def load(config_file: Path | None = None, **given: Any) -> Settings:
         )  # fmt: skip
     if any(not key.get_secret_value() for key in settings.api_keys):
         raise ConfigurationError(f"{PREFIX}API_KEYS holds an empty key")
+    if settings.database_url:
+        _refuse_unknown_database(settings.database_url)
     return settings
 
 
@@ -189,6 +191,24 @@ def _refuse_unknown(environment: Mapping[str, str]) -> None:
         if name.upper().startswith(PREFIX) and name.upper() not in known:
             near = difflib.get_close_matches(name.upper(), known, n=1)
             raise ConfigurationError(f"unknown setting {name}" + (f"; did you mean {near[0]}?" if near else ""))
+
+
+def _refuse_unknown_database(url: str) -> None:
+    """Before anything is opened. The URL may hold a password, so it is not said again."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    name = f"{PREFIX}DATABASE_URL"
+    try:
+        driver = make_url(url).get_dialect()
+        driver.import_dbapi()
+    except ArgumentError:
+        raise ConfigurationError(f"{name} is no URL of a SQLite or PostgreSQL database") from None
+    except ModuleNotFoundError as error:
+        hint = "; `pip install 'escrowmq[postgresql]'` brings psycopg" if error.name == "psycopg" else ""
+        raise ConfigurationError(f"{name} needs the driver {error.name}, which is not installed{hint}") from None
+    if driver.name not in ("sqlite", "postgresql"):
+        raise ConfigurationError(f"{name} is no URL of a SQLite or PostgreSQL database")
 
 
 def _sentence(error: Any) -> str:

@@ -41,7 +41,7 @@ from scheduler.loops import Loops
 from scheduler.schedule_service import ScheduleService
 from scheduler.scheduled_message import put_off
 from storage.clock import Clock, SystemClock
-from storage.errors import DirectoryInUse, StorageError, StorageFull, StoreClosed, StoreRecovering
+from storage.errors import DirectoryInUse, RegistryUnavailable, StorageError, StorageFull, StoreClosed, StoreRecovering
 from storage.files.vfs import OsVfs
 from storage.identifiers import Identifiers, SystemRandom
 from storage.local.local_store import LocalMessageStore
@@ -155,6 +155,9 @@ class Wiring:
             self._fail(exit_codes.DIRECTORY_IN_USE, error)
         except StorageFull as error:
             self._fail(exit_codes.STORAGE_FAILED, error)
+        except RegistryUnavailable as error:
+            log.warning("registry_unavailable", error=str(error.__cause__))
+            self._fail(exit_codes.NO_REGISTRY, error)
         except (StorageError, DatabaseError) as error:
             self._fail(exit_codes.DATA_DAMAGED, error)
         except (PermissionError, NotADirectoryError, FileExistsError, CannotOpen) as error:

@@ -35,7 +35,7 @@ def serve(
     """Start the service. Every setting can also be given as ESCROWMQ_..., see docs/settings.md.
 
     Exit status: 0 after SIGTERM or Ctrl-C; 65 the stored data is damaged; 69 the address cannot be had; 73 another process owns
-    the data directory; 74 the disk failed a sync; 78 the settings are wrong.
+    the data directory; 74 the disk failed a sync; 75 the registry's database cannot be reached; 78 the settings are wrong.
     """
     try:
         settings = load(config_file=config, host=host, port=port, data_dir=data_dir, dev=dev)

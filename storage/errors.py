@@ -246,6 +246,10 @@ class StoreRecovering(UnavailableError):
     """The store is being recovered and cannot serve yet."""
 
 
+class RegistryUnavailable(UnavailableError):
+    """The database that holds topics, groups and schedules cannot be reached; messages of what is there go on."""
+
+
 class StoreClosed(UnavailableError):
     """The store is closed or closing."""
 

@@ -19,9 +19,11 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from alembic import command
-from storage.errors import StorageFull
+from storage.errors import RegistryUnavailable, StorageFull
 
 T = TypeVar("T")
+
+_DISK_FULL = "53100"  # PostgreSQL's disk_full
 
 _INSTALLED = Path(__file__).resolve().parent / "migrations"  # where the wheel has them, see setup.py
 MIGRATIONS = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).resolve().parents[2] / "alembic"
@@ -36,6 +38,10 @@ _SQLITE_PRAGMAS = (
     "cell_size_check=ON",
 )
 
+_SQLITE: dict[str, Any] = {"poolclass": StaticPool, "connect_args": {"check_same_thread": False}}
+# A server may have been restarted since the connection was last used: asked before, it is made anew.
+_SERVER: dict[str, Any] = {"pool_size": 1, "max_overflow": 0, "pool_pre_ping": True}
+
 
 class Database:
     """Opened with `open`; every statement runs on its own thread."""
@@ -43,8 +49,7 @@ class Database:
     def __init__(self, url: str) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="registry")
         is_sqlite = url.startswith("sqlite")
-        options = {"poolclass": StaticPool, "connect_args": {"check_same_thread": False}} if is_sqlite else {}
-        self._engine = create_engine(url, **options)
+        self._engine = create_engine(url, **(_SQLITE if is_sqlite else _SERVER))
         if is_sqlite:
             event.listen(self._engine, "connect", _set_up_sqlite)
             event.listen(self._engine, "begin", _begin_immediately)
@@ -54,7 +59,10 @@ class Database:
         await self._call(self._migrate)
 
     async def run(self, work: Callable[[Connection], T]) -> T:
-        """`work` in a transaction of its own; committed, and durable, on return. Raises StorageFull: nothing was changed."""
+        """`work` in a transaction of its own; committed, and durable, on return.
+
+        Raises StorageFull: nothing was changed; RegistryUnavailable: it may have been, if the connection was lost at the end.
+        """
         return await self._call(partial(self._in_transaction, work))
 
     async def aclose(self) -> None:
@@ -69,9 +77,7 @@ class Database:
             with self._engine.begin() as connection:
                 return work(connection)
         except OperationalError as error:
-            if _is_disk_full(error):
-                raise StorageFull from error
-            raise
+            raise refused(error, self._engine.dialect.name) from error
 
     def _migrate(self) -> None:
         self._in_transaction(lambda connection: migrate(connection, "head"))
@@ -93,9 +99,11 @@ def migrate(connection: Connection, revision: str) -> None:
         command.upgrade(config, revision)
 
 
-def _is_disk_full(error: OperationalError) -> bool:
-    """As SQLite or PostgreSQL (disk_full) say it."""
-    return getattr(error.orig, "sqlite_errorcode", None) == SQLITE_FULL or getattr(error.orig, "sqlstate", None) == "53100"
+def refused(error: OperationalError, database: str) -> Exception:
+    """What an error of the database's means: of a server it passes, of a file it is damage; the disk of either may be full."""
+    if getattr(error.orig, "sqlite_errorcode", None) == SQLITE_FULL or getattr(error.orig, "sqlstate", None) == _DISK_FULL:
+        return StorageFull()
+    return error if database == "sqlite" else RegistryUnavailable()
 
 
 def _set_up_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:

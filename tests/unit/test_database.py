@@ -1,14 +1,15 @@
-"""The registry's database where its disk is full."""
+"""The registry's database where its disk is full, or its server has gone."""
 
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 from sqlalchemy import Connection, insert, text
+from sqlalchemy.exc import OperationalError
 
-from app.registry.database import Database, rows
+from app.registry.database import Database, refused, rows
 from app.registry.tables import consumer_groups
-from storage.errors import StorageFull
+from storage.errors import RegistryUnavailable, StorageFull
 
 
 @pytest_asyncio.fixture
@@ -59,3 +60,29 @@ async def test_a_full_disk_changes_nothing_and_is_waited_out(database):
     await allow_pages(database, 100)
     await database.run(added(taken))
     assert await count(database) == taken + 1
+
+
+class ServerError(Exception):
+    """As psycopg has them."""
+
+    def __init__(self, sqlstate: str | None) -> None:
+        super().__init__(sqlstate)
+        self.sqlstate = sqlstate
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "kind"),
+    [
+        (None, RegistryUnavailable),  # nobody listens there
+        ("57P01", RegistryUnavailable),  # it is being stopped
+        ("53300", RegistryUnavailable),  # too many connections
+        ("53100", StorageFull),
+    ],
+)
+def test_what_a_server_cannot_do_now_it_may_do_later(sqlstate, kind):
+    assert type(refused(OperationalError("select", {}, ServerError(sqlstate)), "postgresql")) is kind
+
+
+async def test_an_error_of_a_file_is_no_reason_to_try_again(database):
+    with pytest.raises(OperationalError, match="no such table"):
+        await database.run(lambda connection: connection.execute(text("SELECT * FROM not_there")))
