@@ -170,7 +170,7 @@ def _salvage(read: Read, begin: int, end: int, reason: str) -> Iterator[Piece]:
     """
     window = read(begin, min(end - begin, _SALVAGE_BYTES))
     cursor = begin
-    for offset, lengths in _salvaged_runs(window, begin, end):
+    for offset, lengths in _salvaged_runs(window, begin):
         if offset > cursor:
             yield Piece(What.DAMAGE, cursor, offset - cursor, reason)
         offsets = offset + np.cumsum([0, *lengths[:-1]])
@@ -181,9 +181,9 @@ def _salvage(read: Read, begin: int, end: int, reason: str) -> Iterator[Piece]:
         yield Piece(What.DAMAGE, cursor, end - cursor, reason)
 
 
-def _salvaged_runs(window: bytes, begin: int, end: int) -> list[tuple[int, list[int]]]:
+def _salvaged_runs(window: bytes, begin: int) -> list[tuple[int, list[int]]]:
     """(offset of the first, lengths) of records that stand behind one another and that may be believed."""
-    found: list[tuple[int, int, int]] = []  # offset, length, unit
+    found: list[tuple[int, int, unit.UnitItem]] = []  # offset, length, of which unit
     cursor = begin
     for offset in _places(window, begin, begin):
         length = _length_if_whole(window, offset - begin)
@@ -191,16 +191,14 @@ def _salvaged_runs(window: bytes, begin: int, end: int) -> list[tuple[int, list[
         if offset >= cursor and of_unit is not None:
             found.append((offset, length, of_unit))
             cursor = offset + length
-    of_units: dict[int, list[tuple[int, int]]] = {}
+    of_units: dict[unit.UnitItem, list[tuple[int, int]]] = {}
     for offset, length, of_unit in found:
         of_units.setdefault(of_unit, []).append((offset, length))
     believed: list[tuple[int, int]] = []
-    behind = end  # where the first record of a later unit lies
-    for unit_offset in sorted(of_units, reverse=True):
-        mine = of_units[unit_offset]
-        if sum(length for _, length in mine) != behind - max(unit_offset, begin):  # else damage shows in none of them
+    for of_unit, mine in of_units.items():
+        shows_nowhere = mine[0][0] == of_unit.first_offset and len(mine) == of_unit.record_count
+        if not shows_nowhere:
             believed += mine
-        behind = min(behind, mine[0][0])
     runs: list[tuple[int, list[int]]] = []
     for offset, length in sorted(believed):
         if runs and runs[-1][0] + sum(runs[-1][1]) == offset:
@@ -218,10 +216,10 @@ def _length_if_whole(window: bytes, at: int) -> int:
     return records.start(window, at)[0] if records.body_crc(record.body) == record.body_crc else 0
 
 
-def _unit_of(window: bytes, at: int, length: int) -> int | None:
-    """Where the unit of a whole record says that it begins; None where the record is not whole, or its item is not."""
+def _unit_of(window: bytes, at: int, length: int) -> unit.UnitItem | None:
+    """The unit that a whole record says it is of; None where the record is not whole, or its item is not."""
     for tail in (0, unit.SEAL_BYTES) if length else ():
         item = unit.decode_item(window, at + length - unit.UNIT_ITEM_BYTES - tail)
         if item is not None:
-            return item.first_offset
+            return item
     return None

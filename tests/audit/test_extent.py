@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from audit import extent
+from audit import archive, extent
 from audit.log_files import LogNotFound, LogReader
 from audit.walk import What
 from storage.files.vfs import OsVfs
@@ -107,6 +107,29 @@ def test_segments_alone_are_read_as_far_as_they_are_whole(tmp_path):
     assert len(log.folder.segments) > 1
     assert (log.begin, log.end) == (0, written.end)
     assert extent.find_log((tmp_path / "archive").as_uri()).end == written.end
+
+
+@pytest.mark.parametrize("is_sealed", [True, False])
+def test_a_damaged_tail_is_damage_where_a_manifest_seals_the_segment_and_torn_bytes_where_none_does(tmp_path, is_sealed):
+    written = a_store(tmp_path / "store", transactions=40)
+    archive.archive(extent.find_log(str(tmp_path / "store")), str(tmp_path / "copies" / "commitlog"))
+    last = extent.find_log(str(tmp_path / "copies")).folder.segments[-1]
+    end = last.end_offset
+    begin = max(border for border in written.borders if border < written.borders[written.borders.index(end) - 1])
+    spoil(tmp_path / "copies", begin + 100)
+    if not is_sealed:
+        for manifest in (tmp_path / "copies" / "commitlog").glob("*.json"):
+            manifest.unlink()
+
+    log = extent.find_log(str(tmp_path / "copies"))
+
+    if is_sealed:
+        assert (log.end, log.torn_bytes) == (end, 0)
+        assert (What.DAMAGE, begin) in [(what, offset) for what, offset, _ in stretches(log)]
+    else:
+        assert log.end == begin
+        assert 0 < log.torn_bytes <= end - begin
+        assert What.DAMAGE not in [what for what, *_ in stretches(log)]
 
 
 def test_a_segment_that_is_not_there_is_a_stretch_of_its_own(tmp_path):

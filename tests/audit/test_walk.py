@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from audit.walk import Piece, What, walk
+from storage.formats.record import encode_end_of_file
 from tests.support.builders import messages
 from tests.support.logs import Log, broker_record
 
@@ -138,6 +139,18 @@ def test_of_a_damaged_unit_in_which_no_record_shows_it_nothing_is_believed():
     (found,) = accounts(pieces_of(bytes(raw), []))
 
     assert found[:3] == ("damaged", 0, len(log.data))
+
+
+def test_at_the_end_of_a_segment_the_filler_is_no_part_of_a_damaged_unit():
+    """Where the records are not believed the filler behind them does not make it look as if one of them were missing."""
+    log = Log().ours(3)
+    raw = bytearray(log.data)
+    raw[log.places[1] + 60] ^= 1  # the time at which it was stored
+    data = bytes(raw) + encode_end_of_file(256).ljust(256, b"\0")
+
+    (found,) = accounts(pieces_of(data, []))
+
+    assert found[:3] == ("damaged", 0, len(data))
 
 
 def test_zeros_in_the_midst_of_a_log_are_damage():

@@ -61,7 +61,7 @@ def _is_border(data: bytes, at: int, base: int, segment_end: int) -> bool:
 
 def _read_damaged(data: bytes, begin: int, end: int, base: int, found: Read) -> None:
     """Of each unit in the stretch the records that are whole, unless all of them are."""
-    whole: list[tuple[int, int, int]] = []  # place, length, its unit
+    whole: list[tuple[int, int, unit.UnitItem]] = []  # place, length, its unit
     at = begin
     while at < end:
         length = _length_if_whole(data, at, base) if data[at + 4 : at + 5] == b"\xda" else 0
@@ -71,9 +71,8 @@ def _read_damaged(data: bytes, begin: int, end: int, base: int, found: Read) -> 
         at += 1 if of_unit is None else length
     kept = []
     for of_unit in {its for *_, its in whole}:
-        behind = min((place for place, _, its in whole if its > of_unit), default=end)
         mine = [(place, length) for place, length, its in whole if its == of_unit]
-        if sum(length for _, length in mine) < behind - max(of_unit - base, begin):
+        if len(mine) < of_unit.record_count or mine[0][0] != of_unit.first_offset - base:  # or copies that a broker made
             kept += mine
     at = begin
     for place, length in sorted(kept):
@@ -94,11 +93,11 @@ def _length_if_whole(data: bytes, at: int, base: int) -> int:
     return records.start(data, at)[0] if is_whole else 0
 
 
-def _unit_of(data: bytes, end: int) -> int | None:
+def _unit_of(data: bytes, end: int) -> unit.UnitItem | None:
     for tail in (0, unit.SEAL_BYTES):
         item = unit.decode_item(data, end - unit.UNIT_ITEM_BYTES - tail)
         if item is not None:
-            return item.first_offset
+            return item
     return None
 
 
