@@ -20,8 +20,9 @@ def check(material: Material) -> Found:
     found = Found(counts=dict.fromkeys(kinds_of("index"), 0))
     found.numbers = {"files": len(files)}
     unread = [file.name for file in files if not file.slots]
-    if unread:  # of a number of slots that nothing tells
-        found.numbers["unread_files"] = unread
+    if unread:  # of a number of slots that nothing tells; what they have cannot be told from what is missing
+        found.counts["index_unreadable"] = len(unread)
+        found.items = [{"verdict": "index_unreadable", "file": name} for name in unread]
     if not files or unread:
         return found
     known = material.spark.read.format(key_index_source.NAME).option("path", material.log.uri).load()

@@ -31,6 +31,9 @@ KINDS = {
     "key_missing": Kind("index", "a key that the key index does not have"),
     "key_entry_wrong": Kind("index", "an entry of the key index whose record has no such key"),
     "key_unreachable": Kind("index", "an entry of the key index that nobody finds: the chain of its slot is broken"),
+    "index_unreadable": Kind(
+        "index", "a file of the key index that cannot be read: its header counts more than the file holds"
+    ),
     "delivered_early": Kind("delays", "delivered before it was due"),
     "delivered_late": Kind("delays", "delivered later than it was due, by more than a minute", False),
     "delivery_lost": Kind("delays", "never delivered, though later ones were; or marked as delivered, and not there"),

@@ -45,7 +45,7 @@ def test_everything_that_is_wrong_is_found_as_often_as_it_is_there(found, plante
     _, truth = planted
 
     assert counts_of(found) == dict(truth)
-    assert truth.keys() == KINDS.keys() - {"unverified", "time_went_back"}
+    assert truth.keys() == KINDS.keys() - {"unverified", "time_went_back", "index_unreadable"}
     assert len(WRONG) > 10
 
 
@@ -89,7 +89,7 @@ def test_of_a_damaged_append_the_record_that_is_whole_is_named(spark, tmp_path):
     assert found["queues"].items[0]["missing"] == 1
 
 
-def test_an_index_file_whose_header_is_damaged_is_named_and_ends_no_audit(spark, tmp_path):
+def test_an_index_file_whose_header_is_damaged_is_a_finding_that_names_it_and_ends_no_audit(spark, tmp_path):
     log = WrittenLog(tmp_path / "store")
     log.append(message())
     log.close()
@@ -99,7 +99,9 @@ def test_an_index_file_whose_header_is_damaged_is_named_and_ends_no_audit(spark,
 
     found = checked(spark, log.root, Asked(("index",)))
 
-    assert found["index"].numbers == {"files": 1, "unread_files": ["20270115080000000"]}
+    assert counts_of(found) == {"index_unreadable": 1}
+    assert found["index"].items == [{"verdict": "index_unreadable", "file": "20270115080000000"}]
+    assert found["index"].numbers == {"files": 1}
 
 
 @pytest.mark.parametrize(
