@@ -29,6 +29,9 @@ from audit.watch_state import State, StateError, StateFolder
 LISTED = 1_000  # findings of one batch
 _OPEN = ("undecided", "undecided_held")
 _LOOK_SECONDS = 0.2
+_WHY = (
+    ": its ops name halves by number, which only a look at the whole log makes transactions of; `escrowmq audit run` takes it"
+)
 
 
 class NotWatched(Exception):
@@ -70,7 +73,7 @@ class Watch:
         self._listed = listed
         log = extent.find_log(uri)
         if look_up.has_brokers_records(log):
-            raise NotWatched(f"{uri} has records that a broker wrote: `escrowmq audit run` judges them")
+            raise NotWatched(f"{uri} has records that a broker wrote{_WHY}")
         state = folder.newest()
         if state is None:
             number = look_up.first_half_number(log)[0] if log.begin else None
@@ -213,7 +216,7 @@ class Watch:
     def _next(self, before: State, batch: int, name: str, counts: Sequence[Row]) -> State:
         of_none = [row for row in counts if not row["is_of_one"]]
         if any(Fact.PLAIN_OP in Fact(row["facts"]) for row in of_none):
-            raise NotWatched(f"a broker has gone on writing to {self._uri}: `escrowmq audit run` judges it")
+            raise NotWatched(f"a broker has gone on writing to {self._uri}{_WHY}")
         of_one = [row for row in counts if row["is_of_one"]]
         leaving = [row for row in of_one if row["is_old"] and verdict(Fact(row["facts"])) not in (*_OPEN, None)]
         staying = [row for row in of_one if row not in leaving]
