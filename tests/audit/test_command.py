@@ -2,8 +2,10 @@
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -47,7 +49,7 @@ def test_the_exit_status_says_what_came_of_it(tmp_path):
     pretended_in_the_second_part(tmp_path / "deceived")
     lines = [
         "--log clean --json clean.json",
-        "--log planted --json planted.json",
+        "--log planted --json planted.json --sql sqlite:///reports.db --report-id rpt_planted",
         "--log clean --producer-group nobody",
         f"--log clean --json {'x' * 255}",
         "--log deceived --split-mb 1",
@@ -77,6 +79,7 @@ def test_the_exit_status_says_what_came_of_it(tmp_path):
     assert report["balanced"] is True
     assert report["findings"]["total"] == sum(report["findings"]["by_verdict"].values()) > len(FLAGGED)
     assert (report["run"]["exit_status"], report["run"]["log"]) == (1, "planted")
+    assert rows_of(tmp_path / "reports.db") == (report["begun"], 1, report["findings"]["total"], report["verdicts"])
     assert f"{len(truth)} transactions" in done.stdout
     assert "rolled_back_but_delivered" in done.stdout
     assert "no transaction in the log is of nobody" in done.stderr
@@ -85,6 +88,17 @@ def test_the_exit_status_says_what_came_of_it(tmp_path):
     assert "WARN" not in done.stderr, "Java and Spark speak into their own file"
     left = {path.name.partition("-audit-")[0] for path in scratch_of(tmp_path).iterdir()}
     assert left <= {"escrowmq", "hsperfdata_root"}, "of the run that failed"
+
+
+def rows_of(database: Path) -> tuple[int, int, int, dict[str, int]]:
+    """What a database has of the one report in it."""
+    with closing(sqlite3.connect(database)) as connection:
+        ((report_id, begun, exit_status, findings),) = connection.execute(
+            "select report_id, begun, exit_status, findings from audit_runs"
+        )
+        verdicts = connection.execute("select name, number from audit_counts where part = 'verdicts'").fetchall()
+    assert report_id == "rpt_planted"
+    return begun, exit_status, findings, dict(verdicts)
 
 
 def scratch_of(folder: Path) -> Path:
