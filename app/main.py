@@ -34,8 +34,9 @@ from app.transactions import endpoints as transactions
 from app.wiring import Wiring
 from storage.clock import Clock
 
+# Routes are asked one after another: those first that are asked for most.
 RESOURCES = (
-    topics, messages, transactions, schedules, producer_groups, groups, consume, dead_letters, requests, tasks, audit, admin,
+    messages, consume, transactions, topics, schedules, producer_groups, groups, dead_letters, requests, tasks, audit, admin,
     health,
 )  # fmt: skip
 
