@@ -1,5 +1,6 @@
 """`escrowmq`: the command and its verbs. What a verb needs is imported by it alone: `--help` and a refusal come at once."""
 
+import gc
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +8,6 @@ from typing import Annotated
 import typer
 
 from app import exit_codes
-from app.settings import ConfigurationError, load
 from cli import audit, compact, reconcile, watch
 
 app = typer.Typer(
@@ -37,6 +37,9 @@ def serve(
     Exit status: 0 after SIGTERM or Ctrl-C; 65 the stored data is damaged; 69 the address cannot be had; 73 another process owns
     the data directory; 74 the disk failed a sync; 75 the registry's database cannot be reached; 78 the settings are wrong.
     """
+    gc.disable()  # a tenth of a start is spent looking for garbage in what is loaded, and stays; see cli/serve.py
+    from app.settings import ConfigurationError, load
+
     try:
         settings = load(config_file=config, host=host, port=port, data_dir=data_dir, dev=dev)
     except ConfigurationError as error:

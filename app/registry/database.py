@@ -12,13 +12,12 @@ from pathlib import Path
 from sqlite3 import SQLITE_FULL
 from typing import Any, TypeVar
 
-from alembic.config import Config
-from sqlalchemy import Connection, Select, create_engine, event
+from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, Select, String, Table, create_engine, event, inspect
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
-from alembic import command
+from app.registry.tables import metadata
 from storage.errors import RegistryUnavailable, StorageFull
 
 T = TypeVar("T")
@@ -27,6 +26,17 @@ _DISK_FULL = "53100"  # PostgreSQL's disk_full
 
 _INSTALLED = Path(__file__).resolve().parent / "migrations"  # where the wheel has them, see setup.py
 MIGRATIONS = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).resolve().parents[2] / "alembic"
+
+# The revision that the tables of the code have, which a test compares with alembic's own answer.
+HEAD = max(path.name for path in (MIGRATIONS / "versions").glob("[0-9]*.py")).partition("_")[0]
+
+# Where alembic keeps the revision of a database, in its words.
+_VERSION = Table(
+    "alembic_version",
+    MetaData(),
+    Column("version_num", String(32), nullable=False),
+    PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
+)
 
 _SQLITE_PRAGMAS = (
     "journal_mode=WAL",
@@ -56,7 +66,7 @@ class Database:
 
     async def open(self) -> None:
         """Bring the schema up to date."""
-        await self._call(self._migrate)
+        await self._call(partial(self._in_transaction, bring_up_to_date))
 
     async def run(self, work: Callable[[Connection], T]) -> T:
         """`work` in a transaction of its own; committed, and durable, on return.
@@ -79,17 +89,30 @@ class Database:
         except OperationalError as error:
             raise refused(error, self._engine.dialect.name) from error
 
-    def _migrate(self) -> None:
-        self._in_transaction(lambda connection: migrate(connection, "head"))
-
 
 def rows(connection: Connection, query: Select[Any]) -> list[dict[str, Any]]:
     """The rows as plain dictionaries."""
     return [{str(name): value for name, value in row.items()} for row in connection.execute(query).mappings()]
 
 
+def bring_up_to_date(connection: Connection) -> None:
+    """Make the tables of a new database, migrate those of an older one."""
+    known = inspect(connection).get_table_names()
+    if not known:
+        # What alembic's cookbook says of new databases: the tables as they are now, and not by way of each that they once were.
+        metadata.create_all(connection)
+        _VERSION.create(connection)
+        connection.execute(_VERSION.insert().values(version_num=HEAD))
+    elif _VERSION.name not in known or list(connection.scalars(_VERSION.select())) != [HEAD]:
+        migrate(connection, "head")
+
+
 def migrate(connection: Connection, revision: str) -> None:
     """Bring the schema to a revision, upwards or (by "base" or an older one) downwards."""
+    from alembic.config import Config  # 250 ms of a start, most of which find everything as it must be
+
+    from alembic import command
+
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = connection

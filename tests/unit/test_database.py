@@ -8,7 +8,7 @@ from sqlalchemy import Connection, insert, text
 from sqlalchemy.exc import OperationalError
 
 from app.registry.database import Database, refused, rows
-from app.registry.tables import consumer_groups
+from app.registry.tables import loop_leases
 from storage.errors import RegistryUnavailable, StorageFull
 
 
@@ -31,16 +31,16 @@ async def allow_pages(database: Database, more: int) -> None:
 
 
 def added(number: int):
-    row = {"consumer_group": f"{number:0>100}", "created_at_ms": 0, "revision": 1}
-    return lambda connection: connection.execute(insert(consumer_groups).values(**row)).rowcount
+    row = {"loop": f"{number:0>60}", "owner": "a" * 100, "token": 1, "expires_at_ms": 0}
+    return lambda connection: connection.execute(insert(loop_leases).values(**row)).rowcount
 
 
 async def count(database: Database) -> int:
-    return len(await database.run(lambda connection: rows(connection, consumer_groups.select())))
+    return len(await database.run(lambda connection: rows(connection, loop_leases.select())))
 
 
 async def fill(database: Database) -> int:
-    """Add groups until there is no space; how many were taken."""
+    """Add rows until there is no space; how many were taken."""
     for number in range(10_000):
         try:
             await database.run(added(number))

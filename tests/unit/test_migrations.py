@@ -1,5 +1,7 @@
 """The migrations of the registry: they make the tables that the code speaks of, can be taken back, and keep what is there."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,10 +9,11 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, Table, create_engine, insert, inspect, select
 
 from app.registry.consumer_groups import ConsumerGroup, _from_row
-from app.registry.database import MIGRATIONS, Database, migrate, rows
+from app.registry.database import HEAD, MIGRATIONS, Database, bring_up_to_date, migrate, rows
 from app.registry.tables import audit_reports, consumer_groups, cron_schedules, loop_leases, metadata, producer_groups, topics
 from delivery.groups import GroupRules
 
@@ -127,6 +130,60 @@ def test_from_nothing_they_make_the_tables_that_the_code_speaks_of(engine):
         assert {name: inspect(connection).get_pk_constraint(name)["name"] for name in metadata.tables} == {
             name: table.primary_key.name for name, table in metadata.tables.items()
         }
+
+
+def columns(connection: Connection) -> dict[str, set[tuple[str, str, bool]]]:
+    """Their names, types, and whether they may be NULL."""
+    return {
+        name: {(one["name"], str(one["type"]), one["nullable"]) for one in inspect(connection).get_columns(name)}
+        for name in inspect(connection).get_table_names()
+    }
+
+
+def test_a_new_database_is_made_as_the_migrations_would_make_it_and_is_migrated_for_alembic(engine, tmp_path):
+    other = create_engine(f"sqlite:///{tmp_path / 'migrated.db'}")
+    with engine.begin() as made, other.begin() as migrated:
+        bring_up_to_date(made)
+        migrate(migrated, "head")
+
+        assert columns(made) == columns(migrated)
+        assert differences(made) == []
+        assert MigrationContext.configure(made).get_current_heads() == (HEAD,) == (REVISIONS[-1],)
+
+        migrate(made, "base")
+        assert tables(made) == set()
+    other.dispose()
+
+
+@pytest.mark.parametrize("revision", REVISIONS)
+def test_an_older_database_is_migrated_by_a_start(engine, revision):
+    with engine.begin() as connection:
+        migrate(connection, revision)
+
+        bring_up_to_date(connection)
+
+        assert differences(connection) == []
+        assert MigrationContext.configure(connection).get_current_heads() == (HEAD,)
+
+
+def test_a_database_of_a_later_release_is_refused(engine):
+    with engine.begin() as connection:
+        bring_up_to_date(connection)
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+
+        with pytest.raises(CommandError, match="9999"):
+            bring_up_to_date(connection)
+
+
+def test_a_start_that_finds_everything_in_place_does_without_alembic(tmp_path):
+    source = (
+        "import sys\nfrom sqlalchemy import create_engine\nfrom app.registry.database import bring_up_to_date\n"
+        f"engine = create_engine('sqlite:///{tmp_path / 'registry.db'}')\n"
+        "for _ in range(2):\n    with engine.begin() as connection:\n        bring_up_to_date(connection)\n"
+        "sys.exit('alembic' in sys.modules)\n"
+    )
+
+    assert subprocess.run([sys.executable, "-c", source], check=False).returncode == 0
 
 
 def test_taken_back_they_leave_nothing_and_they_can_be_made_again(engine):
