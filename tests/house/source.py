@@ -2,7 +2,7 @@
 
 import ast
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -18,9 +18,15 @@ def modules(*rooms: str) -> dict[str, ast.Module]:
     return {path.relative_to(ROOT).as_posix(): _parsed(path) for path in paths}
 
 
+@cache
+def nodes(module: ast.Module) -> tuple[ast.AST, ...]:
+    """All that is in it, as `ast.walk` goes: once for all tests that ask."""
+    return tuple(ast.walk(module))
+
+
 def imported(module: ast.Module) -> Iterator[str]:
     """The first part of every name that it imports, inside functions too."""
-    for node in ast.walk(module):
+    for node in nodes(module):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name.partition(".")[0]
@@ -28,9 +34,9 @@ def imported(module: ast.Module) -> Iterator[str]:
             yield (node.module or "").partition(".")[0]
 
 
-def called(module: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+def called(part: ast.AST) -> Iterator[tuple[str, ast.Call]]:
     """Every call with the dotted name of what it calls, where that is a name."""
-    for node in ast.walk(module):
+    for node in nodes(part) if isinstance(part, ast.Module) else ast.walk(part):
         if isinstance(node, ast.Call):
             yield dotted(node.func), node
 
@@ -44,6 +50,6 @@ def dotted(node: ast.expr) -> str:
     return "?"
 
 
-@lru_cache
+@cache
 def _parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"), str(path))

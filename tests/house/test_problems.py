@@ -8,7 +8,9 @@ import pytest
 from app.health import endpoints as health
 from app.problems import CODES, PROBLEMS
 from storage.errors import MessagingError, RejectedError, StorageError, UnavailableError
-from tests.house.source import PRODUCT, called, dotted, modules
+from tests.house.source import PRODUCT, called, dotted, modules, nodes
+
+pytestmark = pytest.mark.xdist_group("source")  # one worker parses it, once
 
 SIDES = {MessagingError, RejectedError, UnavailableError, StorageError}  # who can act; what is raised is one of their kinds
 
@@ -46,7 +48,7 @@ def test_every_error_of_the_house_is_raised_somewhere():
 def test_the_house_raises_an_error_of_its_tree_or_one_of_our_own_mistakes():
     """A bare Exception says neither where nor who can act."""
     for path, module in modules(*PRODUCT).items():
-        for node in ast.walk(module):
+        for node in nodes(module):
             if isinstance(node, ast.Raise) and node.exc is not None:
                 what = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
                 assert dotted(what) not in ("Exception", "BaseException"), f"{path}:{node.lineno}"
@@ -88,9 +90,7 @@ def raised_names() -> set[str]:
     names = set()
     for module in modules(*PRODUCT).values():
         names |= {name.rpartition(".")[2] for name, _ in called(module)}
-        names |= {
-            dotted(node.exc) for node in ast.walk(module) if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Name)
-        }
+        names |= {dotted(node.exc) for node in nodes(module) if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Name)}
     return names
 
 

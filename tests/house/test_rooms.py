@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.source import LOWER_FLOORS, PRODUCT, ROOMS, ROOT, called, dotted, imported, modules
+from tests.house.source import LOWER_FLOORS, PRODUCT, ROOMS, ROOT, called, dotted, imported, modules, nodes
+
+pytestmark = pytest.mark.xdist_group("source")  # one worker parses it, once
 
 # What the lower floors get handed in (a clock, a Vfs, randomness, a runner), and the one room of each that speaks of it itself.
 AT_HOME = {
@@ -59,7 +61,7 @@ def test_no_file_is_opened_past_the_vfs():
     past = {"open", "Path.open", "Path.read_bytes", "Path.read_text", "Path.write_bytes", "Path.write_text"}
 
     for path, module in modules(*LOWER_FLOORS).items():
-        names = {alias.name for node in ast.walk(module) if isinstance(node, ast.ImportFrom) for alias in node.names}
+        names = {alias.name for node in nodes(module) if isinstance(node, ast.ImportFrom) for alias in node.names}
         assert "Path" not in names, f"{path}: a Path touches the disk, a PurePath does not"
         assert not past & {name for name, _ in called(module)}, path
 
@@ -72,7 +74,7 @@ def test_only_the_settings_read_the_environment():
     readers = {
         path
         for path, module in modules(*PRODUCT).items()
-        for node in ast.walk(module)
+        for node in nodes(module)
         if isinstance(node, ast.Attribute) and dotted(node) in ("os.environ", "os.getenv", "os.environb")
     }
 

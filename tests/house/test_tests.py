@@ -4,7 +4,11 @@ import ast
 import re
 from pathlib import PurePath
 
-from tests.house.source import called, imported, modules
+import pytest
+
+from tests.house.source import called, imported, modules, nodes
+
+pytestmark = pytest.mark.xdist_group("source")  # one worker parses it, once
 
 # The ones that wait for another process, which tells nobody when it is done; and those that kill one at a moment of chance;
 # and the receiver and the network whose fault it is to be slow.
@@ -28,7 +32,7 @@ def test_no_test_waits_for_the_clock():
 
 def test_nobody_imports_sleep_by_its_bare_name():
     for path, module in modules("tests").items():
-        for node in ast.walk(module):
+        for node in nodes(module):
             if isinstance(node, ast.ImportFrom) and node.module in ("time", "asyncio"):
                 assert "sleep" not in {alias.name for alias in node.names}, path
 
@@ -38,7 +42,7 @@ def test_a_test_sleeps_on_virtual_time_only():
     for path, module in modules("tests").items():
         if path in WAIT_FOR_PROCESSES or not _sleeps(module):
             continue
-        known = {node.module for node in ast.walk(module) if isinstance(node, ast.ImportFrom)}
+        known = {node.module for node in nodes(module) if isinstance(node, ast.ImportFrom)}
         assert VIRTUAL_TIME in known, f"{path} sleeps on real time"
         for node in module.body:
             if isinstance(node, ast.AsyncFunctionDef) and node.name.startswith("test_"):
@@ -47,7 +51,7 @@ def test_a_test_sleeps_on_virtual_time_only():
 
 def test_every_test_is_named_as_a_sentence():
     for path, module in modules("tests").items():
-        for node in ast.walk(module):
+        for node in nodes(module):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
                 assert len(node.name.split("_")) >= 4, f"{path}: {node.name} is no sentence"
                 # "nothing it should not" and "more than it should" say what is.
@@ -56,7 +60,7 @@ def test_every_test_is_named_as_a_sentence():
 
 def test_every_test_lies_in_a_file_that_is_collected():
     for path, module in modules("tests").items():
-        tests = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+        tests = [node for node in nodes(module) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
         assert not tests or PurePath(path).name.startswith("test_"), f"{path} has tests that nobody runs"
 
 
