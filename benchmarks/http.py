@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.load import SERVER_CORE, Load, request, run_load
 from benchmarks.report import REPOSITORY, Figure, show
-from tests.support.server import Server, free_port
+from tests.support.server import Server, reserved_port
 
 CONNECTIONS = 64
 SECONDS = 3.0
@@ -133,7 +133,8 @@ uvicorn.run(app, port=int(sys.argv[1]), loop="uvloop", http="httptools", access_
 
 
 def no_op_rate(in_bytes: int, out_bytes: int, connections: int) -> float:
-    port = free_port()
+    reserved = reserved_port()
+    port = int(reserved.getsockname()[1])
     process = subprocess.Popen([sys.executable, "-c", _NO_OP, str(port), str(out_bytes)], cwd=REPOSITORY)
     os.sched_setaffinity(process.pid, {SERVER_CORE})
     one = request("POST", "/v1/no-op", b"x" * in_bytes) if in_bytes else request("GET", "/v1/no-op")
@@ -148,6 +149,7 @@ def no_op_rate(in_bytes: int, out_bytes: int, connections: int) -> float:
     finally:
         process.terminate()
         process.wait()
+        reserved.close()
 
 
 def _wait_for(port: int) -> None:

@@ -174,6 +174,7 @@ def test_a_second_process_on_the_directory_is_73_and_does_the_first_no_harm(tmp_
 def test_a_port_that_is_taken_is_69_and_nothing_is_made(tmp_path):
     with socket.socket() as taken:
         server = Server(tmp_path / "data")
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # beside what reserves it for the server
         taken.bind(("127.0.0.1", server.port))
         taken.listen()
 

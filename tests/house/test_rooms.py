@@ -44,6 +44,25 @@ def test_the_import_contracts_hold():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+NOT_AT_THE_START = {"alembic", "lark", "matplotlib", "pyarrow", "pyspark", "sqlalchemy.dialects.postgresql"}
+
+
+def test_a_start_loads_nothing_that_most_starts_have_no_use_for():
+    source = f"import sys, cli.main, cli.serve; print(*{NOT_AT_THE_START!r} & set(sys.modules))"
+
+    done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert (done.stdout, done.stderr) == ("\n", "")
+
+
+def test_help_comes_without_the_service():
+    source = "import sys, cli.main; print(*{'app.settings', 'fastapi', 'httpx', 'numpy', 'pydantic'} & set(sys.modules))"
+
+    done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert (done.stdout, done.stderr) == ("\n", "")
+
+
 @pytest.mark.parametrize("name", AT_HOME)
 def test_the_lower_floors_ask_the_machine_in_its_one_room_only(name):
     users = {path for path, module in modules(*LOWER_FLOORS).items() if name in set(imported(module))}

@@ -6,20 +6,26 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 from types import TracebackType
 
 import httpx
 
-_START_SECONDS = 30
-_STOP_SECONDS = 15
+_START_SECONDS = 120  # of patience, as on a busy machine
+_STOP_SECONDS = 60
 
 
-def free_port() -> int:
-    """A port of loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def reserved_port() -> socket.socket:
+    """A port of loopback that is nobody else's while this socket is open.
+
+    It never listens: whoever asks for this very port beside it gets it (Linux; SO_REUSEADDR on both), and nobody is given it by
+    chance, neither for a server of his own nor for the near end of a connection.
+    """
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    return holder
 
 
 class Server:
@@ -27,7 +33,9 @@ class Server:
 
     def __init__(self, data_dir: Path, *arguments: str, dev: bool = True, environment: dict[str, str] | None = None) -> None:
         self.data_dir = data_dir
-        self.port = free_port()
+        reserved = reserved_port()
+        weakref.finalize(self, reserved.close)  # it is started again and again, at the same address
+        self.port = int(reserved.getsockname()[1])
         self.url = f"http://127.0.0.1:{self.port}"
         self._arguments = [*(["--dev"] if dev else []), *arguments]
         self._environment = environment or {}
@@ -67,7 +75,7 @@ class Server:
             if self._process is not None and self._process.poll() is not None:
                 raise RuntimeError(f"the service ended with {self._process.returncode}:\n{self.log()}")
             try:
-                if httpx.get(f"{self.url}/readyz", timeout=5, trust_env=False).status_code == 200:
+                if httpx.get(f"{self.url}/readyz", timeout=30, trust_env=False).status_code == 200:
                     return
             except httpx.TransportError:
                 pass
@@ -92,7 +100,7 @@ class Server:
         return self._process.wait(_STOP_SECONDS)
 
     def client(self, **options: object) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=30, trust_env=False, **options)  # type: ignore[arg-type]
+        return httpx.Client(base_url=self.url, timeout=60, trust_env=False, **options)  # type: ignore[arg-type]
 
     def log(self) -> str:
         return self.log_path.read_text("utf-8", "replace")
