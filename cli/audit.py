@@ -21,6 +21,7 @@ from audit.checks.policies import POLICIES, Policy
 from cli.audit_common import (
     Exit,
     Log,
+    Master,
     check_file,
     counted_by,
     in_short,
@@ -125,10 +126,7 @@ def run(
         list[str] | None,
         typer.Option(help="A policy to play history with, FIRST_AFTER_MS/INTERVAL_MS/LIMIT; may be given several times."),
     ] = None,
-    master: Annotated[
-        str | None,
-        typer.Option(help="Where Spark runs: local[*], spark://host:7077, yarn, k8s://...; spark-submit has said it already."),
-    ] = None,
+    master: Master = None,
     split_mb: Annotated[int, typer.Option(help="How much of the log one task reads.", min=1)] = 64,
     driver_memory: Annotated[str, typer.Option(help="Of the Java process that drives Spark.")] = "2g",
     spark_log: Annotated[Path | None, typer.Option(help="Where Java and Spark write what they have to say.")] = None,

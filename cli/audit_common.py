@@ -23,6 +23,23 @@ Log = Annotated[
         "an archive and the store."
     ),
 ]
+_MASTERS = ("local", "spark://", "yarn", "k8s://")  # as SparkSubmit tells them apart
+
+
+def _known_master(master: str | None) -> str | None:
+    """What Spark would refuse is said before Java has started, and Spark says it in a file of its own."""
+    if master is not None and not master.startswith(_MASTERS):
+        raise typer.BadParameter(f"{master}: a master is local[*], spark://HOST:PORT, yarn or k8s://HOST:PORT")
+    return master
+
+
+Master = Annotated[
+    str | None,
+    typer.Option(
+        help="Where Spark runs: local[*], spark://host:7077, yarn, k8s://...; spark-submit has said it already.",
+        callback=_known_master,
+    ),
+]
 _LOCK = "pip install -r requirements-audit.lock"
 _ERROR_CHARACTERS = 2_000
 

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from cli.audit_common import Exit, Log, in_short, needs_spark, say
+from cli.audit_common import Exit, Log, Master, in_short, needs_spark, say
 
 
 def compact(
     log: Log,
     to: Annotated[str, typer.Option(help="Where the rows go: a path or a URI that all workers share, as s3://bucket/rows.")],
     bodies: Annotated[bool, typer.Option("--bodies", help="Keep the messages' bodies, too.")] = False,
-    master: Annotated[str | None, typer.Option(help="Where Spark runs, as for `audit run`.")] = None,
+    master: Master = None,
     driver_memory: Annotated[str, typer.Option(help="Of the Java process that drives Spark.")] = "2g",
 ) -> None:
     """Make sealed segments, or an archive of them, Parquet: a row for each record. `audit run --log` reads it as the log.

@@ -9,7 +9,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cli.audit_common import Exit, Log, check_file, in_short, needs_spark, report_id_of, run_part, say, status_of, write_report
+from cli.audit_common import (
+    Exit,
+    Log,
+    Master,
+    check_file,
+    in_short,
+    needs_spark,
+    report_id_of,
+    run_part,
+    say,
+    status_of,
+    write_report,
+)
 
 _LISTED = 20
 
@@ -23,7 +35,7 @@ def reconcile(
     commit_value: Annotated[str, typer.Option(help="What stands there for a commit,")] = "commit",
     rollback_value: Annotated[str, typer.Option(help="and what for a rollback.")] = "rollback",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
-    master: Annotated[str | None, typer.Option(help="Where Spark runs, as for `audit run`.")] = None,
+    master: Master = None,
     split_mb: Annotated[int, typer.Option(help="How much of the log one task reads.", min=1)] = 64,
     driver_memory: Annotated[str, typer.Option(help="Of the Java process that drives Spark.")] = "2g",
 ) -> None:

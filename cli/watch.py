@@ -17,6 +17,7 @@ from audit.checks.kinds import KINDS
 from cli.audit import ProgressAs
 from cli.audit_common import (
     Exit,
+    Master,
     check_file,
     counted_by,
     in_short,
@@ -50,7 +51,7 @@ def watch(
         ProgressAs, typer.Option(help="Findings and batches on standard output: as text, or as JSON lines and no summary.")
     ] = ProgressAs.TEXT,
     quiet: Annotated[bool, typer.Option("--quiet", help="Findings only.")] = False,
-    master: Annotated[str | None, typer.Option(help="Where Spark runs, as for `audit run`.")] = None,
+    master: Master = None,
     split_mb: Annotated[int, typer.Option(help="How much of the log one task reads.", min=1)] = 64,
     driver_memory: Annotated[str, typer.Option(help="Of the Java process that drives Spark.")] = "2g",
     spark_log: Annotated[Path | None, typer.Option(help="Where Java and Spark write what they have to say.")] = None,

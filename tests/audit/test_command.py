@@ -143,6 +143,7 @@ def test_a_run_whose_starter_is_gone_ends(tmp_path):
         ("--log", ".", "--fail-on", "everything"),
         ("--log", ".", "--checks", "queues,everything"),
         ("--log", ".", "--what-if", "10000/30000"),
+        ("--log", ".", "--master", "somewhere"),
         ("--log", ".", "--from", "yesterday"),
         ("--log", ".", "--from", "2026-01-02", "--to", "2026-01-01"),
         ("--log", ".", "--json", "nowhere/report.json"),
