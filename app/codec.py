@@ -59,7 +59,7 @@ def decode(decoder: msgspec.json.Decoder[T], raw: bytes) -> T:
         raise _too_deep() from None
     # What is no JSON is said first, wherever in the body it stands.
     read_json(raw)
-    raise _invalid(_field_error(sentence, decoder.type))
+    raise _invalid(field_error(sentence, decoder.type))
 
 
 def _invalid(field: FieldError) -> Refusal:
@@ -100,7 +100,7 @@ def convert(values: dict[str, Any], kind: type[T], *, pointer: str) -> T:
     try:
         return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise _invalid(_field_error(str(error), kind, pointer)) from None
+        raise _invalid(field_error(str(error), kind, pointer)) from None
 
 
 @cache
@@ -119,7 +119,7 @@ def _is_whole_number(kind: msgspec.inspect.Type) -> bool:
     return isinstance(kind, msgspec.inspect.IntType)
 
 
-def _field_error(text: str, kind: Any, pointer: str = "") -> FieldError:
+def field_error(text: str, kind: Any, pointer: str = "") -> FieldError:
     """What msgspec says of a value that was to be of this kind, as the JSON pointer of the field and a sentence.
 
     `pointer`: where in the request the value stands.

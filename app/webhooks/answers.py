@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from app.codec import field_error
 from app.webhooks.transport import Answer
 from txn.producer import Answered, Failed, Failure
 from txn.states import TxnEvent
@@ -56,7 +57,10 @@ def read_answer(answer: Answer, *, now_ms: int) -> Answered | Failed:
             return _invalid("the body is no JSON object")
         # Many libraries write null for what is absent.
         given = msgspec.convert({name: value for name, value in found.items() if value is not None}, CheckAnswer)
-    except (ValueError, RecursionError) as error:  # a ValidationError is one too
+    except msgspec.ValidationError as error:
+        wrong = field_error(str(error), CheckAnswer)
+        return _invalid(f"the body is no answer: {_shown(f'{wrong.pointer}: {wrong.detail}')}")
+    except (ValueError, RecursionError) as error:
         return _invalid(f"the body is no answer: {_shown(str(error))}")
     if given.evidence is not UNSET and len(msgspec.json.encode(given.evidence)) > MAX_EVIDENCE_BYTES:
         return _invalid(f"the evidence is longer than {MAX_EVIDENCE_BYTES} bytes of JSON")

@@ -70,6 +70,18 @@ def test_any_other_body_is_no_answer(body):
     assert len(failed.detail) < 300
 
 
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        (b'{"decision":"yes"}', "/decision: Invalid enum value 'yes': it is one of commit, rollback, unknown"),
+        (b'{"decsion":"commit"}', "/decision: Object missing required field `decision`"),
+        (b'{"decision":"commit","recheck_after_ms":"1"}', "/recheck_after_ms: Expected `int`, got `str`"),
+    ],
+)
+def test_what_is_wrong_with_a_body_is_told_by_its_field(body, detail):
+    assert read(body).detail == f"the body is no answer: {detail}"
+
+
 def test_an_encoded_body_is_no_answer():
     assert read(headers=JSON | {"content-encoding": "gzip"}).why is Failure.INVALID
     assert isinstance(read(headers=JSON | {"content-encoding": "identity"}), Answered)
