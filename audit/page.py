@@ -355,7 +355,9 @@ def _time(at_ms: int) -> str:
         moment = datetime.fromtimestamp(at_ms / 1_000, UTC)
     except (OverflowError, ValueError, OSError):
         return str(at_ms)
-    return moment.strftime("%Y-%m-%d %H:%M:%S").removesuffix(" 00:00:00").removesuffix(":00")
+    if at_ms % 1_000:
+        return f"{moment:%Y-%m-%d %H:%M:%S}.{at_ms % 1_000:03d}"
+    return f"{moment:%Y-%m-%d %H:%M:%S}".removesuffix(" 00:00:00").removesuffix(":00")
 
 
 def _duration(ms: int) -> str:

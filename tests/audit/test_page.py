@@ -109,6 +109,17 @@ def test_an_interval_in_which_nothing_happened_takes_its_place():
     assert "2027-01-15 08:02" in text
 
 
+def test_the_times_of_a_log_that_took_milliseconds_are_told_apart():
+    brief = report()
+    brief["over_time"]["interval_ms"] = 100
+    brief["over_time"]["outcomes"][1]["at_ms"] = BEGUN_MS + 200
+
+    text = parsed(page.render(brief)).text
+
+    assert "2027-01-15 08:00:00.100" in text
+    assert "2027-01-15 08:00:00.200" in text
+
+
 def test_nobodys_text_is_taken_for_markup():
     html = page.render(report())
 
