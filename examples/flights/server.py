@@ -25,10 +25,11 @@ class Server:
     def __init__(self, directory: Path) -> None:
         self.kill_count = 0
         self._log_path = directory / "server.log"
-        self._port = _free_port()
-        self.url = f"http://127.0.0.1:{self._port}"
+        self._reserved = _reserved_port()
+        port = self._reserved.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
         program = Path(sys.executable).with_name("escrowmq")
-        self._command = [str(program), "serve", "--port", str(self._port), "--data-dir", str(directory / "service")]
+        self._command = [str(program), "serve", "--port", str(port), "--data-dir", str(directory / "service")]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -54,7 +55,8 @@ class Server:
         self.kill_count += 1
 
     def stop(self) -> None:
-        """In good order where it can, and in any case. Does nothing where it does not run."""
+        """For good: in good order where it can, and in any case. Does nothing where it does not run."""
+        self._reserved.close()
         if self._process is None or self._process.poll() is not None:
             return
         self._process.terminate()
@@ -74,7 +76,9 @@ class Server:
         return "\n".join(self._log_path.read_text("utf-8", "replace").splitlines()[-20:])
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _reserved_port() -> socket.socket:
+    """It never listens, and its port is given to nobody by chance while it is open: whoever asks for that very port has it."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    return holder
