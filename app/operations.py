@@ -190,11 +190,11 @@ async def answer(request: Request, handler: Handler, *parameters: Any) -> Respon
             "Content-Length": f"{os.fstat(reply.file.fileno()).st_size}",
             "X-Content-Type-Options": "nosniff",  # a browser must not show it as a page of this service
         }
-        return StreamingResponse(_read(reply.file), headers=headers, media_type=reply.media_type)
+        return StreamingResponse(_pieces(reply.file), headers=headers, media_type=reply.media_type)
     return Response(reply.body, reply.status, reply.headers, reply.media_type)
 
 
-def _read(file: BinaryIO) -> Iterator[bytes]:
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
     """Asked for each piece on a thread."""
     with file:
         while piece := file.read(_FILE_PIECE_BYTES):

@@ -9,6 +9,7 @@ import time
 import weakref
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import httpx
 
@@ -99,8 +100,8 @@ class Server:
         assert self._process is not None
         return self._process.wait(_STOP_SECONDS)
 
-    def client(self, **options: object) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60, trust_env=False, **options)  # type: ignore[arg-type]
+    def client(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=60, trust_env=False, **options)
 
     def log(self) -> str:
         return self.log_path.read_text("utf-8", "replace")

@@ -530,7 +530,7 @@ def test_a_damaged_record_is_named_and_never_served_and_the_rest_of_the_queue_is
 
 
 class ReadLane:
-    """Counts how often the disk is asked."""
+    """Counts how often the disk is asked. The world's own runner does the work, and has no place where one could listen."""
 
     def __init__(self, world: World) -> None:
         self.jobs = 0
