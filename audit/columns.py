@@ -93,7 +93,7 @@ COLUMNS = {
     "message_hash": "bigint",  # 28 bits of the id of a message of a transaction
     "transaction_id": "string",
     "producer_group": "string",
-    "group_hash": "bigint",  # of producer_group (decode.hash_of)
+    "group_hash": "bigint",  # of producer_group (decode/hashes.py)
     "real_topic": "string",
     "real_queue_id": "int",
     "key": "string",

@@ -15,8 +15,9 @@ from crc32c import crc32c
 from pyarrow import fs
 from pyspark.sql import SparkSession
 
-from audit import columns, decode, log_rows, manifests, whole_files
+from audit import columns, log_rows, manifests, whole_files
 from audit.archive import sealed_segments
+from audit.decode import batches
 from audit.digest import BLOCK_BYTES
 from audit.extent import Log, Part, Span
 from audit.log_files import COMPACTED_ENDING, LogReader, Segment, filesystem_of
@@ -119,7 +120,7 @@ def _about(segment: Segment) -> dict[str, Any]:
     known = manifests.read(filesystem, segment.path, size_in="bytes")
     if known is not None and known["crc32c"] != f"{checksum:08x}":
         raise NotCompacted(f"{segment.path}: its crc32c is {checksum:08x}, its manifest says {known['crc32c']}")
-    return {"crc32c": f"{checksum:08x}", "digests": digests, "is_brokers": any(begin) and not decode.is_ours(begin)}
+    return {"crc32c": f"{checksum:08x}", "digests": digests, "is_brokers": any(begin) and not batches.is_ours(begin)}
 
 
 def _groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from audit import columns, decode, manifests
+from audit import columns, manifests
+from audit.decode.batches import BATCH_RECORDS
 from audit.log_files import Segment, filesystem_of
 
 
@@ -70,7 +71,7 @@ def _read(segment: Segment, begin: int, end: int, schema: pa.Schema) -> Iterator
             raise NotInRows(f"{segment.path} was made without {', '.join(sorted(missing))}: compact it anew")
         groups = [group for group in range(file.num_row_groups) if _overlaps(file, group, begin, end)]
         wanted = list(dict.fromkeys((*schema.names, "log_offset")))
-        yield from file.iter_batches(decode.BATCH_RECORDS, row_groups=groups, columns=wanted)
+        yield from file.iter_batches(BATCH_RECORDS, row_groups=groups, columns=wanted)
 
 
 def _overlaps(file: pq.ParquetFile, group: int, begin: int, end: int) -> bool:

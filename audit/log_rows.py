@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from audit import columns, compacted, decode, extent
+from audit import columns, compacted, extent
+from audit.decode import batches
 from audit.extent import Log, Part, Span
 from audit.log_files import LogReader
 from audit.walk import What
@@ -22,9 +23,9 @@ def rows(log: Log | Span, part: Part, schema: pa.Schema) -> Iterator[pa.RecordBa
     try:
         for piece in extent.pieces(log, part, reader):
             if piece.what is What.RECORDS:
-                yield from decode.batches(piece, base, schema)
+                yield from batches.of_records(piece, base, schema)
             else:
                 stretch = (_STRETCH_KINDS[piece.what], piece.offset, piece.length, piece.reason)
-                yield from decode.stretches([stretch], base, schema)
+                yield from batches.of_stretches([stretch], base, schema)
     finally:
         reader.close()

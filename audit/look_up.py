@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from audit import columns, compacted, decode, extent, log_rows
+from audit import columns, compacted, extent, log_rows
+from audit.decode import batches
 from audit.extent import Log
 from audit.log_files import LogReader, Segment
 from storage.formats import record as records
@@ -26,7 +27,7 @@ def rows_at(log: Log, offsets: Iterable[int], wanted: Sequence[str]) -> dict[int
                 continue
             read = partial(reader.read, segment)
             total, _ = records.start(read(offset, records.END_OF_FILE_BYTES))
-            row = decode.row_at(read(offset, total), offset, wanted)
+            row = batches.row_at(read(offset, total), offset, wanted)
             if row is not None:
                 found[offset] = row
     finally:
@@ -46,7 +47,7 @@ def has_brokers_records(log: Log) -> bool:
                     return True
                 continue
             raw = reader.read(segment, segment.base_offset, records.FIXED_BYTES)
-            if segment.base_offset < log.end and any(raw) and not decode.is_ours(raw):
+            if segment.base_offset < log.end and any(raw) and not batches.is_ours(raw):
                 return True
         return False
     finally:

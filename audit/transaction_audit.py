@@ -12,12 +12,13 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 
-from audit import columns, decode, details, digest, extent, look_up, outcomes
+from audit import columns, details, digest, extent, look_up, outcomes
 from audit.checks import carry_out as checks
 from audit.checks.carry_out import Asked, add_to
 from audit.checks.kinds import FAULTY_KINDS
 from audit.columns import Role
 from audit.commit_log_source import NAME, encode_log
+from audit.decode.hashes import hash_of
 from audit.digest import Block
 from audit.errors import NoSuchGroup
 from audit.extent import Log
@@ -121,7 +122,7 @@ class TransactionAudit:
         try:
             transactions, sums = self.judge(most_sets=most_sets)
             group = self._scope.producer_group
-            if group is not None and not sums.begun and decode.hash_of(group) not in sums.group_hashes:
+            if group is not None and not sums.begun and hash_of(group) not in sums.group_hashes:
                 raise NoSuchGroup(f"no transaction in the log is of {group}")
             wanted = [name for name in FINDINGS if counted(name)]
             some = any(sums.counts[name] for name in wanted)
@@ -184,7 +185,7 @@ class TransactionAudit:
         if scope.begun_to is not None:
             asked &= c("begun_ms") < _ms(scope.begun_to)
         if scope.producer_group is not None:
-            asked &= F.coalesce(c("group") == decode.hash_of(scope.producer_group), F.lit(False))
+            asked &= F.coalesce(c("group") == hash_of(scope.producer_group), F.lit(False))
         return (
             F.when(c("stretch") == int(Role.DAMAGED), int(Place.DAMAGED))
             .when(c("stretch") == int(Role.FILLER), int(Place.FILLER))
@@ -295,7 +296,7 @@ class TransactionAudit:
         """How it went over time, from the rows that are written."""
         asked = transactions.where(self._place() == int(Place.ASKED))
         names = [group["producer_group"] for group in report["producer_groups"] if "producer_group" in group]
-        groups = {decode.hash_of(name): name for name in names}
+        groups = {hash_of(name): name for name in names}
         details.write(asked, wanted, facts=[int(one) for one in sums.facts], groups=groups)
         details.write_manifest(wanted, report)
         return details.over_time(self._spark, wanted, self._read(("stored_ms", "record_bytes")))

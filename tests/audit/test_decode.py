@@ -8,8 +8,10 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from audit import columns, decode, extent
+from audit import columns, extent
 from audit.columns import Role
+from audit.decode import batches
+from audit.decode.hashes import hash_of
 from audit.log_files import LogReader
 from audit.walk import Piece, What
 from scheduler import scheduled_message
@@ -37,14 +39,14 @@ def rows_of(store: Path) -> list[dict]:
     for part in extent.parts(log, split_bytes=100_000):
         for piece in extent.pieces(log, part, reader):
             if piece.what is What.RECORDS:
-                for batch in decode.batches(piece, part.segment.base_offset, columns.arrow_schema()):
+                for batch in batches.of_records(piece, part.segment.base_offset, columns.arrow_schema()):
                     found += batch.to_pylist()
     reader.close()
     return found
 
 
 def row_of(raw: bytes, offset: int = 0) -> dict:
-    row = decode.row_at(raw, offset, tuple(columns.COLUMNS))
+    row = batches.row_at(raw, offset, tuple(columns.COLUMNS))
     assert row is not None
     return row
 
@@ -84,10 +86,10 @@ def expected(raw: bytes, at: int, offset: int, segment: int) -> dict:
         "body_bytes": len(record.body),
         "body_crc": record.body_crc,
         "message_id": own.get("UNIQ_KEY"),
-        "message_hash": decode.hash_of(own.get("UNIQ_KEY", "")) >> 35 if transaction_id else None,
+        "message_hash": hash_of(own.get("UNIQ_KEY", "")) >> 35 if transaction_id else None,
         "transaction_id": transaction_id,
         "producer_group": own.get("PGROUP"),
-        "group_hash": decode.hash_of(own["PGROUP"]) if "PGROUP" in own else None,
+        "group_hash": hash_of(own["PGROUP"]) if "PGROUP" in own else None,
         "real_topic": own.get("REAL_TOPIC"),
         "real_queue_id": int(own["REAL_QID"]) if "REAL_QID" in own else None,
         "key": own.get("KEYS"),
@@ -202,7 +204,7 @@ def test_a_half_of_ours_that_a_broker_commits_is_not_a_final_that_we_wrote():
 def test_different_texts_have_different_hashes():
     texts = {f"msg_{number:0{width}}" for width in range(1, 30) for number in range(2_000)} | {"", "a", "a" * 200}
 
-    assert len({decode.hash_of(text) for text in texts}) == len(texts)
+    assert len({hash_of(text) for text in texts}) == len(texts)
 
 
 @pytest.mark.parametrize("born", [BROKER_HOST, bytes(range(20))])
@@ -257,7 +259,7 @@ def test_what_many_records_of_all_kinds_share_a_window_does_not_matter():
     places, lengths = pa.array(offsets).to_numpy(), pa.array([records.start(raw, at)[0] for at in offsets]).to_numpy()
     piece = Piece(What.RECORDS, 0, len(raw), "", raw, 0, places, lengths)
 
-    (batch,) = decode.batches(piece, 0, columns.arrow_schema())
+    (batch,) = batches.of_records(piece, 0, columns.arrow_schema())
 
     assert batch.to_pylist() == [expected(raw, at, at, 0) for at in offsets]
 
@@ -269,7 +271,7 @@ def test_a_record_whose_lengths_do_not_add_up_is_a_row_of_damage(at):
     raw[at] = 0x7F
     piece = Piece(What.RECORDS, 0, len(raw), "", bytes(raw), 0, pa.array([0]).to_numpy(), pa.array([len(raw)]).to_numpy())
 
-    rows = [row for batch in decode.batches(piece, 0, columns.arrow_schema()) for row in batch.to_pylist()]
+    rows = [row for batch in batches.of_records(piece, 0, columns.arrow_schema()) for row in batch.to_pylist()]
 
     assert [(row["kind"], row["log_offset"], row["record_bytes"]) for row in rows] == [("damaged", 0, len(raw))]
     assert rows[0]["damage"] == "the lengths of the record do not add up"
@@ -278,7 +280,7 @@ def test_a_record_whose_lengths_do_not_add_up_is_a_row_of_damage(at):
 def test_columns_that_are_not_asked_for_are_not_there():
     raw = broker_record(0)
 
-    assert decode.row_at(raw, 0, ["tag", "log_offset"]) == {"tag": None, "log_offset": 0}
+    assert batches.row_at(raw, 0, ["tag", "log_offset"]) == {"tag": None, "log_offset": 0}
 
 
 def test_the_number_of_messages_is_read_from_the_first_half_only():
