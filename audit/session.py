@@ -31,15 +31,24 @@ _LOCAL_SETTINGS = {
     "spark.driver.memory": "2g",
     "spark.sql.shuffle.partitions": "{cores}",
 }
+# What Java gains by compiling well is less than the time that this takes: a run over a short log is mostly planning.
+_SHORT_LOG_BYTES = 256 << 20
+_SHORT_LOG_SETTINGS = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
 
 
 @contextmanager
 def session(
-    master: str | None, *, log: Path, settings: Mapping[str, str] | None = None, name: str = "escrowmq audit"
+    master: str | None,
+    *,
+    log: Path,
+    to_read_bytes: int | None = None,
+    settings: Mapping[str, str] | None = None,
+    name: str = "escrowmq audit",
 ) -> Iterator[SparkSession]:
     """A session that ends with the block. What Java and Spark have to say goes to the file `log`.
 
-    Without a `master` it is the one that spark-submit was told, or local[*]. `settings` win over ours. Raises JavaNotFound.
+    Without a `master` it is the one that spark-submit was told, or local[*]. `to_read_bytes`: how much the session is for,
+    where that is known. `settings` win over ours. Raises JavaNotFound.
     """
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, whose Java runs already
     is_local = master.startswith("local") if master is not None else not is_submitted
@@ -53,7 +62,8 @@ def session(
     builder = SparkSession.builder.appName(name)
     if master is not None or is_local:
         builder = builder.master(master or "local[*]")
-    for key, value in {**_settings(is_local=is_local), **(settings or {})}.items():
+    is_short = to_read_bytes is not None and to_read_bytes < _SHORT_LOG_BYTES
+    for key, value in {**_settings(is_local=is_local, is_short=is_short), **(settings or {})}.items():
         builder = builder.config(key, value)
     with _stderr_into(log):
         spark = builder.getOrCreate()
@@ -66,11 +76,12 @@ def session(
         spark.stop()
 
 
-def _settings(*, is_local: bool) -> dict[str, str]:
+def _settings(*, is_local: bool, is_short: bool) -> dict[str, str]:
     if not is_local:
         return _SETTINGS
     cores = os.cpu_count() or 1
-    return {**_SETTINGS, **{key: value.format(cores=cores) for key, value in _LOCAL_SETTINGS.items()}}
+    local = {key: value.format(cores=cores) for key, value in _LOCAL_SETTINGS.items()}
+    return {**_SETTINGS, **local, **(_SHORT_LOG_SETTINGS if is_short else {})}
 
 
 @contextmanager

@@ -251,8 +251,10 @@ def _carry_out(asked: _Asked, is_finding: Callable[[str], bool]) -> Any:
     from audit.transaction_audit import Scope, carry_out
 
     scope = Scope(begun_from=asked.begun_from, begun_to=asked.begun_to, producer_group=asked.producer_group)
-    with session(asked.master, log=asked.spark_log, settings={"spark.driver.memory": asked.driver_memory}) as spark:
-        what = f"{found.end - found.begin:,} bytes of log"
+    length = found.end - found.begin
+    settings = {"spark.driver.memory": asked.driver_memory}
+    with session(asked.master, log=asked.spark_log, to_read_bytes=length, settings=settings) as spark:
+        what = f"{length:,} bytes of log"
         shown: AbstractContextManager[None] = nullcontext()
         if asked.progress is ProgressAs.TEXT:
             shown = progress.shown(spark, what, console=Console(stderr=True, soft_wrap=True))

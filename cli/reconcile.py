@@ -57,8 +57,8 @@ def reconcile(
             Markers(database, table, id_column, outcome_column, commit_value, rollback_value)
         )  # before Spark
         with tempfile.TemporaryDirectory() as folder:
-            settings = {"spark.driver.memory": driver_memory}
-            with session(master, log=Path(folder) / "spark.log", settings=settings) as spark:
+            length, settings = found.end - found.begin, {"spark.driver.memory": driver_memory}
+            with session(master, log=Path(folder) / "spark.log", to_read_bytes=length, settings=settings) as spark:
                 report = carry_out(spark, found, markers, split_bytes=split_mb << 20)
         status = status_of(report)
         if json_file is not None:
