@@ -10,6 +10,7 @@ from typing import NamedTuple
 from pyarrow import fs
 
 from audit import manifests
+from audit.uris import is_uri, without_secrets
 from storage.formats import checkpoint, names
 
 LOG_FOLDER = "commitlog"
@@ -106,8 +107,11 @@ class LogReader:
 
 
 def filesystem_of(uri: str) -> tuple[fs.FileSystem, str]:
-    """The file system and the path in it. Without a scheme it is a path on this machine."""
-    if "://" in uri or uri.startswith("file:"):
+    """The file system and the path in it. Without a scheme it is a path on this machine.
+
+    Raises OSError, ValueError.
+    """
+    if is_uri(uri):
         filesystem, path = fs.FileSystem.from_uri(uri)
         return filesystem, path
     return fs.LocalFileSystem(), os.path.abspath(uri)
@@ -125,7 +129,8 @@ def find_folder(uri: str) -> Folder:
     page = _read_if_there(filesystem, f"{path}/checkpoint") if is_store else None
     segments = tuple(_segments(uri, filesystem, below if is_store else path))
     if not segments:
-        raise LogNotFound(f"{uri} has no segments of a log (files named by {names.FILE_NAME_DIGITS} digits), nor has {below}")
+        text = f"{uri} has no segments of a log (files named by {names.FILE_NAME_DIGITS} digits), nor has {below}"
+        raise LogNotFound(without_secrets(text))
     if page is None or len(page) < checkpoint.FIELDS_BYTES:
         return Folder(uri, segments, None, None, is_abandoned=True)
     slot = checkpoint.newest_slot(page)

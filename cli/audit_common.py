@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from audit.checks.kinds import FAULTY_KINDS, KINDS
+from audit.uris import without_secrets
 from audit.verdicts import FAIL_ON, FINDINGS
 
 Log = Annotated[
@@ -105,7 +106,7 @@ def run_part(report_id: str, log: Sequence[str], master: str | None, begun_at: d
         "finished_at": ended_at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "seconds": round((ended_at - begun_at).total_seconds(), 3),
         "exit_status": int(status),
-        "log": ", ".join(log),
+        "log": without_secrets(", ".join(log)),
         **({} if master is None else {"master": master}),
         "python": platform.python_version(),
     }
@@ -136,7 +137,7 @@ def write_whole(path: Path, text: str) -> None:
 def in_short(error: Exception) -> str:
     """Spark's errors go on for pages; what went wrong stands in the last line of the innermost."""
     text = str(error).partition("\nJVM stacktrace")[0].strip()
-    return f"{type(error).__name__}: {text[:_ERROR_CHARACTERS]}"
+    return f"{type(error).__name__}: {without_secrets(text)[:_ERROR_CHARACTERS]}"
 
 
 def say(text: str) -> None:

@@ -1,0 +1,21 @@
+"""Where something lies: a path on this machine, or a URI that pyarrow knows."""
+
+import re
+
+# What stands before the host of a URI: nobody but who has written it is to see it.
+_USER_INFO = re.compile(r"(?<=://)(?:[^/@\s]*|[^/@\s:]*:(?!\d+/)[^@\s]*)@")
+
+
+def is_uri(text: str) -> bool:
+    return "://" in text or text.startswith("file:")
+
+
+def below(uri: str, name: str) -> str:
+    """The path or URI of what is called so in that folder."""
+    place, mark, query = uri.partition("?") if is_uri(uri) else (uri, "", "")
+    return f"{place.rstrip('/')}/{name}{mark}{query}"
+
+
+def without_secrets(text: str) -> str:
+    """As it may be shown: an access key and its secret, or a user and a password, are left out of each URI in it."""
+    return _USER_INFO.sub("***@", text)
