@@ -9,6 +9,7 @@ Options:
     splitMB          how much of a segment one task reads (64)
     startOffset      log offsets: read from the first unit at or behind it,
     endOffset        and up to the first unit at or behind it (up to where the log is on disk)
+    reached          of a stream: the border at which an earlier one has ended; what lies behind it and is gone is `missing`
     maxBytesPerTrigger  of a stream: how much of the log one batch reads, to the next border of a unit
     pushdown         "true" where spark.sql.python.filterPushdown.enabled is on, which it is not unless somebody asks; Spark
                      refuses a reader that can take filters while it is off
@@ -112,6 +113,9 @@ class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: int | None = None
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
+        reached = _number(self._options, "reached")
+        if reached is not None:
+            return {"offset": reached}
         log = extent.find_log(_where(self._options))
         asked = _number(self._options, "startoffset")
         return {"offset": log.begin if asked is None else extent.border_at(log, asked)}

@@ -4,18 +4,15 @@ A task writes its file as `.part`, gives it its name, and writes the manifest la
 (`whole_files.py`): what is cut off leaves nothing that counts, and the next run makes what is missing.
 """
 
-from collections.abc import Iterable, Iterator
 from functools import partial
 from hashlib import sha256
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from crc32c import crc32c
 from pyarrow import fs
 from pyspark.sql import SparkSession
 
-from audit import columns, log_rows, manifests, whole_files
+from audit import columns, log_rows, manifests, parquet_file, whole_files
 from audit.archive import sealed_segments
 from audit.decode import batches
 from audit.digest import BLOCK_BYTES
@@ -24,7 +21,6 @@ from audit.log_files import COMPACTED_ENDING, LogReader, Segment, filesystem_of
 from storage.formats import names
 from storage.formats import record as records
 
-_GROUP_ROWS = 1 << 16  # so many are compressed together, and read together where one of them is wanted
 _BODIES = ("body",)
 
 
@@ -76,15 +72,7 @@ def write(segment: Segment, target: str, *, with_bodies: bool) -> dict[str, Any]
     schema = columns.arrow_schema(columns_of(with_bodies=with_bodies))
     span = Span(segment.base_offset, segment.end_offset, segment.end_offset)
     found = log_rows.rows(span, Part(segment.base_offset, segment.end_offset, segment), schema)
-    count = 0
-    with (
-        filesystem.open_output_stream(whole_files.part_of(path)) as stream,
-        pq.ParquetWriter(stream, schema, compression="zstd") as writer,
-    ):
-        for table in _groups(found, schema):
-            writer.write_table(table)
-            count += table.num_rows
-    whole_files.sync_part(filesystem, path)
+    count = parquet_file.write_part(filesystem, path, found, schema)
     whole_files.name(filesystem, path)
     manifest = {
         "segment": names.file_name(segment.base_offset),
@@ -121,14 +109,3 @@ def _about(segment: Segment) -> dict[str, Any]:
     if known is not None and known["crc32c"] != f"{checksum:08x}":
         raise NotCompacted(f"{segment.path}: its crc32c is {checksum:08x}, its manifest says {known['crc32c']}")
     return {"crc32c": f"{checksum:08x}", "digests": digests, "is_brokers": any(begin) and not batches.is_ours(begin)}
-
-
-def _groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-    waiting: list[pa.RecordBatch] = []
-    for batch in batches:
-        waiting.append(batch)
-        if sum(one.num_rows for one in waiting) >= _GROUP_ROWS:
-            yield pa.Table.from_batches(waiting, schema)
-            waiting = []
-    if waiting:
-        yield pa.Table.from_batches(waiting, schema)

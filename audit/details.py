@@ -1,6 +1,6 @@
 """One row for each transaction as Parquet, and from those rows how it went over time.
 
-DIR/run_id=rpt_.../part-*.parquet    as Spark writes them, with its _SUCCESS at the end
+DIR/run_id=rpt_.../part-*.parquet    with _SUCCESS behind them, as `parquet_folder` writes them
 DIR/run_id=rpt_.../_manifest.json    the names of the files, the number of rows, what was asked
 """
 
@@ -13,7 +13,10 @@ from pyarrow import fs
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from audit import parquet_folder, whole_files
 from audit.log_files import filesystem_of
+from audit.parquet_file import ENDING
+from audit.uris import below
 from audit.verdicts import FLAGS, Fact, verdict
 
 MANIFEST = "_manifest.json"  # readers of Parquet pass over names that begin so
@@ -38,7 +41,7 @@ class Wanted:
 
     @property
     def folder(self) -> str:
-        return f"{self.uri.rstrip('/')}/run_id={self.run_id}"
+        return below(self.uri, f"run_id={self.run_id}")
 
 
 def write(transactions: DataFrame, wanted: Wanted, *, facts: Sequence[int], groups: Mapping[int, str]) -> None:
@@ -55,23 +58,22 @@ def write(transactions: DataFrame, wanted: Wanted, *, facts: Sequence[int], grou
     )
     if wanted.files is not None:
         found = found.coalesce(wanted.files)
-    found.write.mode("overwrite").parquet(wanted.folder)
+    parquet_folder.write(found, wanted.folder)
 
 
 def write_manifest(wanted: Wanted, report: Mapping[str, Any]) -> None:
     filesystem, path = filesystem_of(wanted.folder)
     files = filesystem.get_file_info(fs.FileSelector(path))
-    parts = [{"file": one.base_name, "bytes": one.size} for one in files if one.base_name.endswith(".parquet")]
+    parts = [{"file": one.base_name, "bytes": one.size} for one in files if one.base_name.endswith(ENDING)]
     asked = {name: report[name] for name in ("kind", "from", "to", "producer_group", "segments") if name in report}
     manifest = {"run_id": wanted.run_id, "rows": report["begun"], **asked, "files": sorted(parts, key=lambda one: one["file"])}
-    with filesystem.open_output_stream(f"{path}/{MANIFEST}") as stream:
-        stream.write((json.dumps(manifest, indent=2) + "\n").encode("utf-8"))
+    whole_files.write(filesystem, f"{path}/{MANIFEST}", (json.dumps(manifest, indent=2) + "\n").encode("utf-8"))
 
 
 def over_time(spark: SparkSession, wanted: Wanted, log: DataFrame) -> dict[str, Any]:
     """From the rows that were written, and the log's `stored_ms` and `record_bytes`. The same rows give the same."""
     c = F.col
-    rows = spark.read.parquet(wanted.folder)
+    rows = parquet_folder.read(spark, wanted.folder, ("producer_group", "verdict", "begun_ms", "decided_ms"))
     begun = rows.agg(F.min("begun_ms"), F.max("begun_ms"), F.max("decided_ms")).first()
     stored = log.where(c("stored_ms") > 0).agg(F.min("stored_ms"), F.max("stored_ms")).first()
     assert begun is not None

@@ -12,6 +12,7 @@ from audit.commit_log_source import CommitLogSource
 from audit.consume_queue_source import ConsumeQueueSource
 from audit.java import java_home
 from audit.key_index_source import KeyIndexSource
+from audit.parquet_folder import ParquetFolderSource
 
 _ROOT = Path(__file__).parents[1]
 _SETTINGS = {
@@ -70,6 +71,7 @@ def session(
     spark.dataSource.register(CommitLogSource)
     spark.dataSource.register(ConsumeQueueSource)
     spark.dataSource.register(KeyIndexSource)
+    spark.dataSource.register(ParquetFolderSource)
     try:
         yield spark
     finally:

@@ -1,14 +1,15 @@
 """The continuous audit: the log as a stream, its verdicts kept up to date, findings told as they appear.
 
 Each batch is summed up to the numbers of its transactions, which are merged with those of the transactions that are still kept;
-the facts are worked out from the sums by the rules of the batch audit. A batch that is played again, after a kill, begins with
-the state before it and writes over what it had written; one that has its state is not counted again.
+the facts are worked out from the sums by the rules of the batch audit. A run begins where the newest state has ended, and
+writes over what a batch that was cut off has left.
 
 What is decided leaves when nothing was heard of it for the horizon, by the times of the log. What is heard of it then, a
 message published once more, say, names a half that nobody remembers: `unverifiable_retention`, as where retention took it.
 """
 
 import logging
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +19,12 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from audit import columns, extent, look_up, outcomes
+from audit import columns, extent, look_up, outcomes, parquet_folder
 from audit.columns import Role
 from audit.commit_log_source import NAME, encode_log
 from audit.outcomes import Bounds
 from audit.transaction_audit import KIND, is_wanted
+from audit.uris import without_secrets
 from audit.verdicts import DAMAGED, FINDINGS, FLAGS, VERDICTS, Fact, verdict
 from audit.watch_state import State, StateError, StateFolder
 
@@ -73,14 +75,15 @@ class Watch:
         self._listed = listed
         log = extent.find_log(uri)
         if look_up.has_brokers_records(log):
-            raise NotWatched(f"{uri} has records that a broker wrote{_WHY}")
+            raise NotWatched(f"{without_secrets(uri)} has records that a broker wrote{_WHY}")
         state = folder.newest()
+        name = without_secrets(uri)
         if state is None:
             number = look_up.first_half_number(log)[0] if log.begin else None
-            state = State(log=uri, begin=log.begin, reached=log.begin, first_half_number=number)
+            state = State(log=name, begin=log.begin, reached=log.begin, first_half_number=number)
             folder.write(state)
-        if state.log != uri:
-            raise StateError(f"{folder.uri} holds the state of {state.log}")
+        if state.log != name:
+            raise StateError(f"{without_secrets(folder.uri)} holds the state of {state.log}")
         self.state = state
         self._taking = threading.Lock()
         self._is_over = False
@@ -96,51 +99,50 @@ class Watch:
         """Until it is `over`, or, without an interval, until what is there now is counted. Raises what a batch raises."""
         over = over or threading.Event()
         stream = self._spark.readStream.format(NAME).schema(columns.schema_text(outcomes.READ_BY_BATCH))
-        options: dict[str, str | int | float] = {"path": self._uri, "startOffset": self.state.begin, "splitMB": self._split_mb}
+        options: dict[str, str | int | float] = {"path": self._uri, "reached": self.state.reached, "splitMB": self._split_mb}
         rows = stream.options(**options, maxBytesPerTrigger=batch_bytes).load()
         logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it logs what a batch raises, and so do we
-        writer = rows.writeStream.foreachBatch(self.take).option("checkpointLocation", self._folder.stream)
-        if interval_ms is None:
-            writer = writer.trigger(availableNow=True)
-        else:
-            writer = writer.trigger(processingTime=f"{interval_ms} milliseconds")
-        query = writer.start()
-        try:
-            while query.isActive and not over.wait(_LOOK_SECONDS):
-                pass
-        finally:
-            with self._taking:  # the batch that is being counted is counted first
-                self._is_over = True
-            query.stop()
+        # The state says where the stream is in the log; what Spark notes of that is for this run alone.
+        with tempfile.TemporaryDirectory(prefix="escrowmq-watch-") as scratch:
+            writer = rows.writeStream.foreachBatch(self.take).option("checkpointLocation", f"file:{scratch}")
+            if interval_ms is None:
+                writer = writer.trigger(availableNow=True)
+            else:
+                writer = writer.trigger(processingTime=f"{interval_ms} milliseconds")
+            query = writer.start()
+            try:
+                while query.isActive and not over.wait(_LOOK_SECONDS):
+                    pass
+            finally:
+                with self._taking:  # the batch that is being counted is counted first
+                    self._is_over = True
+                query.stop()
         if (error := self._failure or query.exception()) is not None and not over.is_set():
             raise error
 
     # ------------------------------------------------------------------------------------------------------- a batch
 
-    def take(self, rows: DataFrame, batch: int) -> None:
-        """Count a batch of the stream, unless its state says that it is counted."""
+    def take(self, rows: DataFrame, number: int) -> None:
+        """Count a batch of the stream, which begins where the state has ended. Spark's own number is that of this run."""
         with self._taking:
             try:
                 if self._is_over:
                     raise InterruptedError("the watch was told to end; this batch comes again")
-                if batch == self.state.batch and _end_of(rows) == self.state.reached:
-                    return
-                if batch != self.state.batch + 1:
-                    raise StateError(f"{self._folder.uri} holds a state and a stream that do not belong together")
-                self._take(rows, batch, self.state)
+                if number or not rows.isEmpty():  # Spark begins with a batch also where there is nothing new
+                    self._take(rows, self.state.batch + 1, self.state)
             except Exception as error:
                 self._failure = error
                 raise
 
     def _take(self, rows: DataFrame, batch: int, before: State) -> None:
         name = f"{batch}"
-        self._merge(rows, before).write.mode("overwrite").parquet(self._folder.rows(name))
+        parquet_folder.write(self._merge(rows, before), self._folder.rows(name))
         counts = self._counts(name, before)
         unclear = [row["first_offset"] for row in counts if row["is_of_one"] and Fact.UNCLEAR in Fact(row["facts"])]
         if unclear:
             closer = f"{batch}-closer"
             end = max(row["end_last"] for row in counts)
-            self._look_closer(name, min(unclear), end).write.mode("overwrite").parquet(self._folder.rows(closer))
+            parquet_folder.write(self._look_closer(name, min(unclear), end), self._folder.rows(closer))
             name = closer
             counts = self._counts(name, before)
         state = self._next(before, batch, name, counts)
@@ -166,7 +168,7 @@ class Watch:
         """The rows of the last batch but for those that have left."""
         c = F.col
         assert before.rows is not None
-        rows = spark.read.parquet(self._folder.rows(before.rows))
+        rows = parquet_folder.read(spark, self._folder.rows(before.rows))
         has_left = c("facts").isin(list(before.left_facts)) & (c("last_ms") < before.left_before_ms)
         told = F.when(c("facts").isin(list(before.told_facts)), c("facts")).otherwise(c("told"))
         return rows.where(c("transaction_id").isNotNull() & ~F.coalesce(has_left, F.lit(False))).withColumns(
@@ -186,7 +188,7 @@ class Watch:
     def _counts(self, name: str, before: State) -> list[Row]:
         """What the rows sum up to, by their facts, and by whether it is long ago that they were heard of."""
         c = F.col
-        rows = self._spark.read.parquet(self._folder.rows(name))
+        rows = parquet_folder.read(self._spark, self._folder.rows(name))
         is_old = F.coalesce(c("last_ms") < before.newest_ms - self._horizon_ms, F.lit(False))
         return (
             rows.groupBy(c("transaction_id").isNotNull().alias("is_of_one"), "stretch", "facts", is_old.alias("is_old"))
@@ -209,14 +211,14 @@ class Watch:
             found = source.option("splitMB", self._split_mb).option("pushdown", "true").load()
             return found.where(F.col("log_offset") >= begin)
 
-        rows = self._spark.read.parquet(self._folder.rows(name))
+        rows = parquet_folder.read(self._spark, self._folder.rows(name))
         closer = outcomes.look_closer(rows, read)
         return closer.withColumn("facts", F.col("facts").cast("int")).select(rows.columns)
 
     def _next(self, before: State, batch: int, name: str, counts: Sequence[Row]) -> State:
         of_none = [row for row in counts if not row["is_of_one"]]
         if any(Fact.PLAIN_OP in Fact(row["facts"]) for row in of_none):
-            raise NotWatched(f"a broker has gone on writing to {self._uri}{_WHY}")
+            raise NotWatched(f"a broker has gone on writing to {before.log}{_WHY}")
         of_one = [row for row in counts if row["is_of_one"]]
         leaving = [row for row in of_one if row["is_old"] and verdict(Fact(row["facts"])) not in (*_OPEN, None)]
         staying = [row for row in of_one if row not in leaving]
@@ -254,7 +256,7 @@ class Watch:
         c = F.col
         found: list[dict[str, Any]] = []
         if any(row["fresh"] and row["facts"] in state.told_facts for row in counts if row["is_of_one"]):
-            rows = self._spark.read.parquet(self._folder.rows(name)).where(c("transaction_id").isNotNull())
+            rows = parquet_folder.read(self._spark, self._folder.rows(name)).where(c("transaction_id").isNotNull())
             is_new: Column = (c("fresh") == 1) & c("facts").isin(list(state.told_facts))
             is_new &= c("told").isNull() | (c("told") != c("facts"))
             picked = rows.where(is_new).orderBy("first_offset", "transaction_id").limit(self._listed + 1)
@@ -312,13 +314,6 @@ def report_of(state: State, wanted: Sequence[str]) -> dict[str, Any]:
 
 def _seen(facts: Fact) -> dict[str, Any]:
     return {"verdict": verdict(facts), **{name: True for name, fact in FLAGS.items() if fact in facts}}
-
-
-def _end_of(rows: DataFrame) -> int | None:
-    row = rows.agg(F.max(F.col("log_offset") + F.col("record_bytes")).alias("end")).first()
-    assert row is not None
-    end: int | None = row["end"]
-    return end
 
 
 def _sum(rows: Sequence[Mapping[str, Any]] | Sequence[Row], name: str) -> int:

@@ -1,6 +1,5 @@
 """What a watch has found so far, in a folder: a state for each batch, whole or not there.
 
-DIR/stream/              where the stream is in the log; Spark's own
 DIR/rows/<batch>/        Parquet: the numbers of each transaction that is open, or may be heard of again
 DIR/states/<batch>.json  what is counted, and the rows that belong to it; written last: a batch is counted once it is there
 """
@@ -10,7 +9,9 @@ from dataclasses import asdict, dataclass, field
 import msgspec
 from pyarrow import fs
 
+from audit import whole_files
 from audit.log_files import filesystem_of
+from audit.uris import below
 
 _KEPT = 2  # states and their rows
 
@@ -48,15 +49,11 @@ class State:
 
 class StateFolder:
     def __init__(self, uri: str) -> None:
-        self.uri = uri.rstrip("/")
-        self._filesystem, self._path = filesystem_of(self.uri)
-
-    @property
-    def stream(self) -> str:
-        return f"{self.uri}/stream"
+        self.uri = uri
+        self._filesystem, self._path = filesystem_of(uri)
 
     def rows(self, name: str) -> str:
-        return f"{self.uri}/rows/{name}"
+        return below(self.uri, f"rows/{name}")
 
     def newest(self) -> State | None:
         """Raises StateError."""
@@ -68,15 +65,12 @@ class StateFolder:
         try:
             return msgspec.json.decode(raw, type=State)
         except msgspec.DecodeError as error:
-            raise StateError(f"{self.uri}/states/{max(numbers)}.json is no state: {error}") from None
+            raise StateError(f"{self._file(max(numbers))} is no state: {error}") from None
 
     def write(self, state: State) -> None:
         """All of it or nothing; what came long before goes."""
-        self._filesystem.create_dir(f"{self._path}/states")
-        scratch = f"{self._path}/states/scratch"
-        with self._filesystem.open_output_stream(scratch) as file:
-            file.write(msgspec.json.encode(asdict(state)))
-        self._filesystem.move(scratch, self._file(state.batch))
+        whole_files.make_folder(self._filesystem, f"{self._path}/states")
+        whole_files.write(self._filesystem, self._file(state.batch), msgspec.json.encode(asdict(state)))
         for number in sorted(self._numbers())[:-_KEPT]:
             self._filesystem.delete_file(self._file(number))
         self._drop_rows(before=state.batch - _KEPT + 1)

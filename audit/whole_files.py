@@ -38,6 +38,10 @@ def part_of(path: str) -> str:
     return f"{path}{_PART}"
 
 
+def is_part(name: str) -> bool:
+    return name.endswith(_PART)
+
+
 def write_part(filesystem: fs.FileSystem, path: str, blocks: Iterable[bytes]) -> str:
     """The path of the part, which is on disk."""
     part = part_of(path)
@@ -55,7 +59,9 @@ def sync_part(filesystem: fs.FileSystem, path: str) -> None:
 
 
 def name(filesystem: fs.FileSystem, path: str) -> None:
-    """The part, which is written, gets its name."""
+    """The part, which is written, gets its name, in place of what has it."""
+    if not isinstance(filesystem, fs.LocalFileSystem) and filesystem.get_file_info(path).type is fs.FileType.File:
+        filesystem.delete_file(path)  # HDFS gives no name twice
     filesystem.move(part_of(path), path)
     if isinstance(filesystem, fs.LocalFileSystem):
         _sync(str(Path(path).parent))

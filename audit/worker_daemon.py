@@ -6,7 +6,8 @@ Spark asks a new worker to plan each read. One that imports numpy, Arrow and the
 from pyspark.daemon import manager
 
 import audit.commit_log_source  # to be there in the forks
-import audit.consume_queue_source  # noqa: F401 - likewise
+import audit.consume_queue_source
+import audit.parquet_folder  # noqa: F401 - likewise
 
 if __name__ == "__main__":
     manager()

@@ -125,6 +125,23 @@ def test_what_is_heard_of_a_transaction_beyond_the_horizon_cannot_be_verified_an
     assert report["watch"]["left"] > 20
 
 
+@pytest.mark.faults
+def test_segments_that_go_before_they_are_read_are_damage_when_it_goes_on(spark, tmp_path):
+    log, _ = plant(tmp_path / "store", times=1, segment_bytes=1 << 15)
+    state = str(tmp_path / "state")
+    with pytest.raises(Killed):
+        watched(spark, log.root, Killing(state, batch=0, is_written=True), batch_bytes=1 << 14)
+    reached = StateFolder(state).newest().reached
+    for path in sorted(log.folder.iterdir())[:2]:
+        path.unlink()
+
+    watch, _ = watched(spark, log.root, StateFolder(state))
+
+    report = watch.report()
+    assert report["log"]["damaged_bytes"] == (1 << 16) - reached
+    assert (report["log"]["begin"], report["balanced"]) == (0, True)
+
+
 def test_a_watch_refuses_what_it_cannot_judge_or_does_not_belong_to_it(spark, planted, tmp_path):
     brokers = unpacked(BROKERS / "public-1.tar.xz", tmp_path)
     with pytest.raises(NotWatched, match="a broker wrote"):
