@@ -23,11 +23,13 @@ from cli.audit_common import (
     Log,
     Master,
     check_file,
+    check_folder,
     counted_by,
     in_short,
     needs_matplotlib,
     needs_pyarrow,
     needs_spark,
+    read_file,
     report_id_of,
     run_part,
     say,
@@ -44,13 +46,15 @@ _TIMES = ["%Y-%m-%dT%H:%M:%S.%fZ", "%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%d"]
 
 @app.command()
 def show(
-    file: Annotated[Path, typer.Argument(help="A report, as `audit run --json` or the service has written it.", exists=True)],
-    html: Annotated[Path | None, typer.Option(help="Write it as a page to this file instead.")] = None,
+    file: Annotated[
+        str, typer.Argument(help="A report, as `audit run --json` or the service has written it; a path or a URI.")
+    ],
+    html: Annotated[str | None, typer.Option(help="Write it as a page to this file instead; a path or a URI.")] = None,
 ) -> None:
     """Show a report that was kept. It needs no Spark."""
     check_file(html, "--html")
     try:
-        report = json.loads(file.read_bytes())
+        report = json.loads(read_file(file))
         if not isinstance(report, dict) or report.get("state") != "done":
             raise typer.BadParameter(f"{file} holds no report that is done", param_hint="FILE")
         if html is not None:
@@ -59,8 +63,8 @@ def show(
             from audit import summary
 
             summary.show(Console(soft_wrap=True), report, exit_status=report.get("run", {}).get("exit_status", 0))
-    except (ValueError, KeyError, TypeError) as error:
-        raise typer.BadParameter(f"{file} is no report: {type(error).__name__}: {error}", param_hint="FILE") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise typer.BadParameter(f"it cannot be shown: {in_short(error)}", param_hint="FILE") from None
 
 
 @app.command()
@@ -100,9 +104,10 @@ def audit() -> None:
 @app.command()
 def run(
     log: Log,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="Write the report to this file, a path or a URI.")] = None,
     html: Annotated[
-        Path | None, typer.Option(help="Write the report as a page to this file: plots and tables, nothing from outside.")
+        str | None,
+        typer.Option(help="Write the report as a page to this file, a path or a URI: plots and tables, nothing from outside."),
     ] = None,
     parquet: Annotated[
         str | None, typer.Option(help="Write a row for each transaction below this folder, a path or a URI.")
@@ -155,6 +160,8 @@ def run(
         raise typer.BadParameter("it is later than --to", param_hint="--from")
     for file, option in ((json_file, "--json"), (html, "--html")):
         check_file(file, option)
+    if parquet is not None:
+        check_folder(parquet, "--parquet")
     report_id = report_id or report_id_of(begun_at)
     if html is not None:
         needs_matplotlib()

@@ -1,7 +1,6 @@
 """What the commands of the audit have in common: exit status, what must be installed, how a report is written."""
 
 import json
-import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from audit.checks.kinds import FAULTY_KINDS, KINDS
-from audit.uris import without_secrets
+from audit.uris import is_uri, without_secrets
 from audit.verdicts import FAIL_ON, FINDINGS
 
 Log = Annotated[
@@ -78,10 +77,28 @@ def _needs(*packages: str, text: str) -> None:
         raise typer.Exit(Exit.NOT_CARRIED_OUT)
 
 
-def check_file(file: Path | None, option: str) -> None:
+def check_file(where: str | None, option: str) -> None:
     """Wrong usage, where such a file cannot be written."""
-    if file is not None and (file.is_dir() or not file.parent.is_dir()):
+    if where is None:
+        return
+    if is_uri(where):
+        check_folder(where, option, of_file=True)
+        return
+    file = Path(where)
+    if file.is_dir() or not file.parent.is_dir():
         raise typer.BadParameter(f"{file} cannot be a file: {file.parent} is no folder, or it is one", param_hint=option)
+
+
+def check_folder(uri: str, option: str, *, of_file: bool = False) -> None:
+    """Make the folder, or the one that a file is to lie in: wrong usage, where that is not possible."""
+    from audit import whole_files
+    from audit.log_files import filesystem_of
+
+    try:
+        filesystem, path = filesystem_of(uri)
+        whole_files.make_folder(filesystem, path.rpartition("/")[0] if of_file else path)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"it cannot be written: {in_short(error)}", param_hint=option) from None
 
 
 def counted_by(text: str) -> Callable[[str], bool]:
@@ -117,21 +134,35 @@ def report_id_of(begun_at: datetime) -> str:
     return f"rpt_{begun_at:%Y%m%dT%H%M%S%f}"
 
 
-def write_report(path: Path, report: dict[str, Any]) -> None:
-    write_whole(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+def write_report(where: str, report: dict[str, Any]) -> None:
+    write_whole(where, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
 
 
-def write_page(path: Path, report: dict[str, Any]) -> None:
+def write_page(where: str, report: dict[str, Any]) -> None:
     from audit import page
 
-    write_whole(path, page.render(report))
+    write_whole(where, page.render(report))
 
 
-def write_whole(path: Path, text: str) -> None:
-    """All of it or nothing."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(text, encoding="utf-8")
-    scratch.replace(path)
+def read_file(where: str) -> bytes:
+    """Of a path or a URI. Raises OSError, ValueError."""
+    if not is_uri(where):
+        return Path(where).read_bytes()
+    from audit.log_files import filesystem_of
+
+    filesystem, path = filesystem_of(where)
+    with filesystem.open_input_file(path) as file:
+        data: bytes = file.read()
+    return data
+
+
+def write_whole(where: str, text: str) -> None:
+    """All of it or nothing, to a path or a URI."""
+    from audit import whole_files
+    from audit.log_files import filesystem_of
+
+    filesystem, path = filesystem_of(where)
+    whole_files.write(filesystem, path, text.encode("utf-8"))
 
 
 def in_short(error: Exception) -> str:

@@ -34,7 +34,7 @@ def reconcile(
     outcome_column: Annotated[str, typer.Option(help="Its column that says what became of it.")] = "outcome",
     commit_value: Annotated[str, typer.Option(help="What stands there for a commit,")] = "commit",
     rollback_value: Annotated[str, typer.Option(help="and what for a rollback.")] = "rollback",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="Write the report to this file, a path or a URI.")] = None,
     master: Master = None,
     split_mb: Annotated[int, typer.Option(help="How much of the log one task reads.", min=1)] = 64,
     driver_memory: Annotated[str, typer.Option(help="Of the Java process that drives Spark.")] = "2g",

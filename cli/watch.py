@@ -34,7 +34,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 def watch(
     log: Annotated[str, typer.Option(help="The store's folder, of a service that runs or not; as for `audit run`.")],
-    state: Annotated[str, typer.Option(help="A folder for what was counted so far; a path or a URI that Spark knows, too.")],
+    state: Annotated[str, typer.Option(help="A folder for what was counted so far: a path or a URI that all workers share.")],
     until_caught_up: Annotated[
         bool, typer.Option("--until-caught-up", help="End when all is counted that is there now: for cron.")
     ] = False,
@@ -46,7 +46,9 @@ def watch(
     fail_on: Annotated[
         str, typer.Option(help="What counts as a finding: names with commas between, `none`, or `faults`.")
     ] = "faults",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write what was counted to this file at the end.")] = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", help="Write what was counted to this file at the end, a path or a URI.")
+    ] = None,
     progress: Annotated[
         ProgressAs, typer.Option(help="Findings and batches on standard output: as text, or as JSON lines and no summary.")
     ] = ProgressAs.TEXT,
