@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pyarrow import fs
 
-from audit import manifests
+from audit import hdfs, manifests
 from audit.uris import is_uri, without_secrets
 from storage.formats import checkpoint, names
 
@@ -109,8 +109,10 @@ class LogReader:
 def filesystem_of(uri: str) -> tuple[fs.FileSystem, str]:
     """The file system and the path in it. Without a scheme it is a path on this machine.
 
-    Raises OSError, ValueError.
+    Raises OSError, ValueError, NoHdfs.
     """
+    if uri.startswith("hdfs:"):
+        return hdfs.filesystem_of(uri)
     if is_uri(uri):
         filesystem, path = fs.FileSystem.from_uri(uri)
         return filesystem, path

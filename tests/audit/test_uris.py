@@ -1,11 +1,17 @@
 """Where the files of an audit lie: a path or a URI, of which nobody is shown the secrets."""
 
+import subprocess
+import sys
 from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from audit.uris import below, without_secrets
 from cli.audit_common import Exit, in_short, run_part
+
+ESCROWMQ = Path(sys.executable).with_name("escrowmq")
 
 
 @pytest.mark.parametrize(
@@ -36,3 +42,14 @@ def test_who_has_the_right_to_a_uri_is_not_shown(text, shown):
 )
 def test_what_lies_in_a_folder_is_named_before_what_else_a_uri_says(uri, inside):
     assert below(uri, "run") == inside
+
+
+@pytest.mark.skipif(find_spec("hdfs_native") is not None, reason="hdfs-native is installed")
+def test_where_nothing_speaks_to_hdfs_it_is_said_what_to_install(tmp_path):
+    command = [ESCROWMQ, "audit", "archive", "--log", "hdfs://127.0.0.1:9/store", "--to", "archive"]
+
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 3
+    assert "pip install 'escrowmq[hdfs]'" in done.stderr
+    assert "Traceback" not in done.stderr
