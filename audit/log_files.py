@@ -15,6 +15,7 @@ from storage.formats import checkpoint, names
 
 LOG_FOLDER = "commitlog"
 COMPACTED_ENDING = ".parquet"
+_AHEAD_BYTES = 1 << 20  # an object store sends them in the time that it takes to answer at all
 
 
 class NoBytes(Exception):
@@ -80,12 +81,17 @@ class Folder(NamedTuple):
 
 
 class LogReader:
-    """Reads bytes by their log offsets. One file is open at a time: whoever reads a log goes along it."""
+    """Reads bytes by their log offsets. One file is open at a time: whoever reads a log goes along it.
+
+    Of a file on another machine more is read than was asked for, where that was little, and kept: there each read is a request.
+    """
 
     def __init__(self) -> None:
         self._filesystems: dict[str, fs.FileSystem] = {}
         self._segment: Segment | None = None
         self._file: fs.NativeFile | None = None
+        self._is_remote = False
+        self._ahead_at, self._ahead = 0, b""
 
     def read(self, segment: Segment, offset: int, length: int) -> bytes:
         """Fewer bytes at the end of the file. Raises NoBytes."""
@@ -95,10 +101,18 @@ class LogReader:
             self.close()
             if segment.uri not in self._filesystems:
                 self._filesystems[segment.uri], _ = filesystem_of(segment.uri)
-            self._file = self._filesystems[segment.uri].open_input_file(segment.path)
+            filesystem = self._filesystems[segment.uri]
+            self._file = filesystem.open_input_file(segment.path)
+            self._is_remote = not isinstance(filesystem, fs.LocalFileSystem)
+            self._ahead_at, self._ahead = 0, b""
             self._segment = segment
-        data: bytes = self._file.read_at(length, offset - segment.base_offset)
-        return data
+        at = offset - segment.base_offset
+        if not self._is_remote or length >= _AHEAD_BYTES:
+            data: bytes = self._file.read_at(length, at)
+            return data
+        if not self._ahead_at <= at <= at + length <= self._ahead_at + len(self._ahead):
+            self._ahead_at, self._ahead = at, self._file.read_at(_AHEAD_BYTES, at)
+        return self._ahead[at - self._ahead_at :][:length]
 
     def close(self) -> None:
         if self._file is not None:
