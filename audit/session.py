@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from audit.commit_log_source import CommitLogSource
@@ -64,9 +65,12 @@ def session(
     if master is not None or is_local:
         builder = builder.master(master or "local[*]")
     is_short = to_read_bytes is not None and to_read_bytes < _SHORT_LOG_BYTES
-    for key, value in {**_settings(is_local=is_local, is_short=is_short), **(settings or {})}.items():
+    all_settings = {**_settings(is_local=is_local, is_short=is_short), **(settings or {})}
+    for key, value in all_settings.items():
         builder = builder.config(key, value)
     with _stderr_into(log):
+        if master is not None and master.startswith("spark://"):
+            _connect(master, name, all_settings)
         spark = builder.getOrCreate()
     spark.dataSource.register(CommitLogSource)
     spark.dataSource.register(ConsumeQueueSource)
@@ -76,6 +80,15 @@ def session(
         yield spark
     finally:
         spark.stop()
+
+
+def _connect(master: str, name: str, settings: Mapping[str, str]) -> None:
+    """To a standalone cluster, whose workers are to reach S3 as we do.
+
+    A setting is seen among the machine's processes, as an option of Java's. What is handed over here is not: Java runs by then.
+    """
+    conf = SparkConf().setMaster(master).setAppName(name).setAll(list(settings.items()))
+    SparkContext(conf=conf, environment={key: value for key, value in os.environ.items() if key.startswith("AWS_")})
 
 
 def _settings(*, is_local: bool, is_short: bool) -> dict[str, str]:
