@@ -42,6 +42,7 @@ Master = Annotated[
 ]
 _LOCK = "pip install -r requirements-audit.lock"
 _ERROR_CHARACTERS = 2_000
+_TRACEBACK = "Traceback (most recent call last)"
 
 
 class Exit(IntEnum):
@@ -166,8 +167,11 @@ def write_whole(where: str, text: str) -> None:
 
 
 def in_short(error: Exception) -> str:
-    """Spark's errors go on for pages; what went wrong stands in the last line of the innermost."""
+    """Spark's errors go on for pages; what went wrong in a worker stands behind the last of its tracebacks."""
     text = str(error).partition("\nJVM stacktrace")[0].strip()
+    _, traceback, behind = text.rpartition(_TRACEBACK)
+    if traceback:
+        text = next((line for line in behind.splitlines()[1:] if line and not line[0].isspace()), text)
     return f"{type(error).__name__}: {without_secrets(text)[:_ERROR_CHARACTERS]}"
 
 

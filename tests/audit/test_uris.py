@@ -31,6 +31,17 @@ def test_who_has_the_right_to_a_uri_is_not_shown(text, shown):
     assert run_part("rpt_1", [text], None, datetime.now(UTC), Exit.CLEAN)["log"] == shown
 
 
+def test_of_what_a_worker_of_sparks_has_raised_the_reason_alone_is_said():
+    error = """Job aborted: Lost task 0.3: org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "worker.py", line 4327, in invoke_udf
+    run_process()
+OSError: When resolving region for bucket 'bucket'
+
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:642)"""
+
+    assert in_short(RuntimeError(error)) == "RuntimeError: OSError: When resolving region for bucket 'bucket'"
+
+
 @pytest.mark.parametrize(
     ("uri", "inside"),
     [
