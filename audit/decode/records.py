@@ -50,7 +50,7 @@ TEXT_PROPERTIES = {
     "origin_id": properties.ORIGIN_MESSAGE_ID,
     "origin_place": "__origin",
 }
-NUMBER_PROPERTIES = {
+NUMBER_PROPERTIES = {  # whose columns are ints
     "real_queue_id": properties.REAL_QUEUE,
     "check_times": "TRANSACTION_CHECK_TIMES",
     "attempts": properties.RECONSUME_TIME,
@@ -70,6 +70,7 @@ _IDENTIFIED = (columns.HALF, columns.HELD, columns.FINAL, columns.DELAYED, colum
 _WAITING = (columns.DELAYED, columns.DELAYED_AGAIN)
 _NUMBER_OF = {kind: number for number, kind in enumerate(columns.KINDS)}
 _NUMBER = r"^[0-9]{1,18}$"
+_INT = r"^[0-9]{1,9}$"  # a larger one is none
 
 
 class Records:
@@ -157,7 +158,8 @@ class Records:
     def numbers(self, name: str) -> pa.Array:
         """The same, where they are numbers."""
         found = self.texts(name)
-        return pc.if_else(pc.match_substring_regex(found, _NUMBER), found, None).cast(pa.int64())
+        form = _INT if name in NUMBER_PROPERTIES else _NUMBER
+        return pc.if_else(pc.match_substring_regex(found, form), found, None).cast(pa.int64())
 
     @cached_property
     def topics(self) -> pa.DictionaryArray:

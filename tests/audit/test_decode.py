@@ -277,6 +277,14 @@ def test_a_record_whose_lengths_do_not_add_up_is_a_row_of_damage(at):
     assert rows[0]["damage"] == "the lengths of the record do not add up"
 
 
+def test_a_number_that_is_too_large_for_its_column_is_none():
+    large = b"REAL_QID\x0199999999999\x02RECONSUME_TIME\x013\x02"
+
+    row = batches.row_at(broker_record(0, properties=large), 0, ["real_queue_id", "attempts"])
+
+    assert row == {"real_queue_id": None, "attempts": 3}
+
+
 def test_columns_that_are_not_asked_for_are_not_there():
     raw = broker_record(0)
 
