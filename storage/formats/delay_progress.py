@@ -53,5 +53,10 @@ def decode_levels(raw: bytes) -> LevelOffsets | None:
     return LevelOffsets(offsets, int(counter[1]) if counter else 0, _OURS in text)
 
 
+def decode_timercheck(raw: bytes) -> int | None:
+    """lastTimerQueueOffset; None where the file is not whole."""
+    return None if len(raw) < _TIMERCHECK.size else int(_TIMERCHECK.unpack_from(raw)[2])
+
+
 def encode_timercheck(queue_offset: int, *, counter: int, now_ms: int) -> bytes:
     return _TIMERCHECK.pack(0, 0, queue_offset, queue_offset, 0, now_ms, counter).ljust(_TIMERCHECK_BYTES, b"\0")

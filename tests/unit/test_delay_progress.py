@@ -8,7 +8,7 @@ from scheduler.progress import Progress
 from scheduler.scheduled_message import TIMER_QUEUE, place_of
 from storage.files import durable
 from storage.formats.delay_levels import SCHEDULE_TOPIC
-from storage.formats.delay_progress import LevelOffsets, decode_levels, encode_levels, encode_timercheck
+from storage.formats.delay_progress import LevelOffsets, decode_levels, decode_timercheck, encode_levels, encode_timercheck
 from storage.message import QueueId
 from tests.support.schedules import House, in_house
 from tests.support.simulation import ROOT
@@ -59,6 +59,12 @@ def test_a_timercheck_has_a_brokers_layout():
     assert raw[:56].hex(" ", 8) == (
         "0000000000000000 0000000000000000 0000000000000009 0000000000000009 0000000000000000 000001a1fd84fffe 0000000000000037"
     )
+    assert decode_timercheck(raw) == 9
+
+
+def test_a_timercheck_that_is_not_whole_says_nothing():
+    assert decode_timercheck(b"") is None
+    assert decode_timercheck(encode_timercheck(9, counter=55, now_ms=0)[:55]) is None
 
 
 # --------------------------------------------------------------------------------------------------------- what is done
