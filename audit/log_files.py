@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from pyarrow import fs
 
-from audit import hdfs, manifests
+from audit import claims, hdfs, manifests
+from audit.claims import Claims
 from audit.uris import is_uri, without_secrets
 from storage.formats import checkpoint, names
 
@@ -65,6 +66,7 @@ class Folder(NamedTuple):
     broker_synced_ms: int | None  # by a broker's checkpoint, records stored up to then are on disk; None where there is none
     is_abandoned: bool  # whoever wrote it is gone without having closed it, or nothing tells
     dropped: Dropped | None = None
+    claims: Claims = Claims()
 
     @property
     def first_offset(self) -> int:
@@ -141,22 +143,24 @@ def find_folder(uri: str) -> Folder:
     filesystem, path = filesystem_of(uri)
     below = f"{path.rstrip('/')}/{LOG_FOLDER}"
     is_store = filesystem.get_file_info(below).type is fs.FileType.Directory
-    # First how far it is on disk, then what is there: a service that goes on meanwhile has made the segments before it says so.
+    # First what it says, then what is there: a service that goes on meanwhile has made the segments before it says so.
+    said = claims.read(lambda name: _read_if_there(filesystem, f"{path}/{name}")) if is_store else Claims()
     page = _read_if_there(filesystem, f"{path}/checkpoint") if is_store else None
     segments = tuple(_segments(uri, filesystem, below if is_store else path))
     if not segments:
         text = f"{uri} has no segments of a log (files named by {names.FILE_NAME_DIGITS} digits), nor has {below}"
         raise LogNotFound(without_secrets(text))
     if page is None or len(page) < checkpoint.FIELDS_BYTES:
-        return Folder(uri, segments, None, None, is_abandoned=True)
+        return Folder(uri, segments, None, None, is_abandoned=True, claims=said)
     slot = checkpoint.newest_slot(page)
     owner = _read_if_there(filesystem, f"{path}/abort")
     if slot is not None and owner is None:
         is_abandoned = not slot.is_clean
     else:
         is_abandoned = not (isinstance(filesystem, fs.LocalFileSystem) and _is_locked(path))
-    physic_ms = checkpoint.decode_fields(page).physic_ms
-    return Folder(uri, segments, slot, physic_ms if slot is None else None, is_abandoned)
+    fields = checkpoint.decode_fields(page)
+    synced_ms = fields.physic_ms if slot is None else None
+    return Folder(uri, segments, slot, synced_ms, is_abandoned, claims=said._replace(fields=fields))
 
 
 def read_store_file(uri: str, name: str) -> bytes | None:
