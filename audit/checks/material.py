@@ -10,7 +10,8 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from audit import columns, extent, look_up
-from audit.checks import leases, timelines
+from audit.checks import leases, queue_sums, timelines
+from audit.checks.queue_sums import QueueSums
 from audit.columns import DELAYED, DELAYED_AGAIN, RETRY
 from audit.commit_log_source import NAME, encode_log
 from audit.extent import Log
@@ -87,9 +88,11 @@ class Material:
         """One row for each record and stretch: numbers of all, texts of those that something is asked about."""
         c = F.col
         is_of_few = (c("kind") != columns.MESSAGE) | c("schedule_id").isNotNull()
-        few = {name: F.when(is_of_few, c(name)) for name in _OF_FEW}
-        rows = self.read((*_NUMBERS, *_TEXTS)).withColumns(few)
-        return self.keep(rows.withColumn("born_ms", F.unix_millis("born_at")).drop("born_at"))
+        made = {
+            **{name: F.when(is_of_few, c(name)) for name in _OF_FEW},
+            "born_ms": F.unix_millis("born_at"),
+        }
+        return self.keep(self.read((*_NUMBERS, *_TEXTS)).withColumns(made).drop("born_at"))
 
     @cached_property
     def records(self) -> DataFrame:
@@ -99,6 +102,11 @@ class Material:
     @cached_property
     def has_brokers_records(self) -> bool:
         return look_up.has_brokers_records(self.log)
+
+    @cached_property
+    def queues(self) -> list[QueueSums]:
+        """What each queue has in the log."""
+        return queue_sums.by_queue(self.records)
 
     @cached_property
     def last_stored_ms(self) -> int:

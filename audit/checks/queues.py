@@ -5,55 +5,36 @@ entries of its consume queue are compared by their number and a sum of hashes, a
 neighbours in a queue lies first in the log is not asked.
 """
 
-from collections.abc import Mapping
-
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from audit import consume_queue_source, log_files
+from audit import consume_queue_source
+from audit.checks import queue_sums
 from audit.checks.material import Found, Material
-from storage.formats import checkpoint
-from storage.formats import record as records
-from storage.message import TransactionBits
+from audit.checks.queue_sums import PRIME, QUEUE, QueueSums
 
-_QUEUE = ["topic", "queue_id"]
 _ENTRY = ["log_offset", "record_bytes"]
-_PRIME = (1 << 31) - 1  # numbers are summed modulo it, so that no sum overflows
 
 
 def check(material: Material) -> Found:
     found = Found()
-    counted = material.records.where(_has_offset())
-    offset = F.col("queue_offset") % _PRIME
-    by_queue = counted.groupBy(*_QUEUE).agg(
-        F.min("queue_offset").alias("first"),
-        F.max("queue_offset").alias("last"),
-        F.count(F.lit(1)).alias("records"),
-        F.sum(offset).alias("sum"),
-        F.sum(offset * offset % _PRIME).alias("squares"),
-    )
-    queues = by_queue.orderBy(*_QUEUE).collect()
-    found.numbers = {"queues": len(queues), "records": sum(row["records"] for row in queues)}
+    queues = material.queues
+    found.numbers = {"queues": len(queues), "records": sum(one.records for one in queues)}
     begins = 0 if material.log.begin == 0 else None
-    suspicious = [(row["topic"], row["queue_id"]) for row in queues if not is_gapless(row.asDict(), begins)]
+    suspicious = [(one.topic, one.queue_id) for one in queues if not is_gapless(one, begins)]
+    counted = queue_sums.numbered(material.records)
     _look_closer(material, counted, suspicious, found)
     _compare_with_consume_queues(material, counted, found)
     return found
 
 
-def _has_offset() -> Column:
-    """A broker numbers neither prepared nor rolled-back messages."""
-    bits = F.col("sys_flag").bitwiseAND(records.TRANSACTION_MASK)
-    return bits.isin(int(TransactionBits.NONE), int(TransactionBits.COMMIT))
-
-
-def is_gapless(row: Mapping[str, int], begins: int | None) -> bool:
+def is_gapless(queue: QueueSums, begins: int | None) -> bool:
     """Are there as many offsets as from the first (or `begins`) to the last, with the same sum and the same sum of squares?"""
-    first, last = row["first"] if begins is None else begins, row["last"]
-    if row["records"] != last - first + 1:
+    first, last = queue.first if begins is None else begins, queue.last
+    if queue.records != last - first + 1:
         return False
     wanted = (first + last) * (last - first + 1) // 2, _squares(last) - _squares(first - 1)
-    return (wanted[0] % _PRIME, wanted[1] % _PRIME) == (row["sum"] % _PRIME, row["squares"] % _PRIME)
+    return (wanted[0] % PRIME, wanted[1] % PRIME) == (queue.sum % PRIME, queue.squares % PRIME)
 
 
 def _squares(last: int) -> int:
@@ -67,14 +48,14 @@ def _look_closer(material: Material, counted: DataFrame, queues: list[tuple[str,
         return
     c = F.col
     of_these = material.spark.createDataFrame(queues, "topic string, queue_id int")
-    rows = counted.join(F.broadcast(of_these), _QUEUE).select(*_QUEUE, "queue_offset", *_ENTRY)
-    in_queue = Window.partitionBy(*_QUEUE).orderBy("queue_offset", "log_offset")
+    rows = counted.join(F.broadcast(of_these), QUEUE).select(*QUEUE, "queue_offset", *_ENTRY)
+    in_queue = Window.partitionBy(*QUEUE).orderBy("queue_offset", "log_offset")
     before, at = F.lag("queue_offset").over(in_queue), F.lag("log_offset").over(in_queue)
     # What came before the log's beginning is gone; a log that begins at 0 has had everything.
     first = F.lit(-1) if material.log.begin == 0 else c("queue_offset") - 1
     rows = rows.withColumn("before", F.coalesce(before, first)).withColumn("behind_log_offset", at)
     gaps = rows.where(c("queue_offset") > c("before") + 1).select(
-        *_QUEUE,
+        *QUEUE,
         (c("before") + 1).alias("queue_offset"),
         (c("queue_offset") - c("before") - 1).alias("missing"),
         "behind_log_offset",
@@ -82,7 +63,7 @@ def _look_closer(material: Material, counted: DataFrame, queues: list[tuple[str,
     )
     found.add("queue_gap", gaps, at="before_log_offset")
     repeats = rows.where(c("queue_offset") == c("before")).select(
-        *_QUEUE, "queue_offset", c("behind_log_offset").alias("first_log_offset"), "log_offset"
+        *QUEUE, "queue_offset", c("behind_log_offset").alias("first_log_offset"), "log_offset"
     )
     found.add("queue_repeat", repeats)
 
@@ -97,11 +78,12 @@ def _compare_with_consume_queues(material: Material, counted: DataFrame, found: 
         found.counts |= {"queue_entry_missing": 0, "queue_entry_wrong": 0}
         return
     c = F.col
-    written_ms = _written_until_ms(uri)
+    fields = material.log.folder.claims.fields
+    written_ms = 0 if fields is None else fields.logics_ms  # records stored before have their entries on disk
     known = material.spark.read.format(consume_queue_source.NAME).option("path", uri).load()
     known = known.where((c("log_offset") >= material.log.begin) & (c("log_offset") < material.log.end)).drop("tag_hash")
     known = known.withColumn("record_bytes", c("record_bytes").cast("bigint"))
-    logged = counted.select(*_QUEUE, "queue_offset", *_ENTRY, "stored_ms")
+    logged = counted.select(*QUEUE, "queue_offset", *_ENTRY, "stored_ms")
     differing = _differing(logged, known)
     found.numbers["consume_queues"] = "compared"
     queues = differing.collect()
@@ -111,15 +93,15 @@ def _compare_with_consume_queues(material: Material, counted: DataFrame, found: 
         return
     queue_schema = "topic string, queue_id int"
     these = material.spark.createDataFrame([(row["topic"], row["queue_id"]) for row in queues], queue_schema)
-    place = [*_QUEUE, "queue_offset"]
-    ours = logged.join(F.broadcast(these), _QUEUE)
-    theirs = known.join(F.broadcast(these), _QUEUE).select(
+    place = [*QUEUE, "queue_offset"]
+    ours = logged.join(F.broadcast(these), QUEUE)
+    theirs = known.join(F.broadcast(these), QUEUE).select(
         *place, c("log_offset").alias("entry_log_offset"), c("record_bytes").alias("entry_record_bytes")
     )
     # Of a topic that was deleted the messages are in the log as long as it is, its queues are not; and of those that begin late
     # the first entry says where.
-    bounds = theirs.groupBy(*_QUEUE).agg(F.min("queue_offset").alias("first_entry"))
-    missing = ours.join(theirs, place, "left_anti").join(bounds, _QUEUE)
+    bounds = theirs.groupBy(*QUEUE).agg(F.min("queue_offset").alias("first_entry"))
+    missing = ours.join(theirs, place, "left_anti").join(bounds, QUEUE)
     missing = missing.where((c("stored_ms") < written_ms) & (c("queue_offset") >= c("first_entry")))
     found.add("queue_entry_missing", missing.select(*place, *_ENTRY))
     as_entries = ours.select(*place, *[c(name).alias(f"entry_{name}") for name in _ENTRY])
@@ -132,16 +114,8 @@ def _differing(logged: DataFrame, known: DataFrame) -> DataFrame:
     """The queues of which the two do not say the same."""
     # Sums of 31 bits: 2**32 of them do not overflow.
     print_ = F.sum(F.xxhash64("queue_offset", *_ENTRY).bitwiseAND((1 << 31) - 1)).alias("print")
-    sides = [frame.groupBy(*_QUEUE).agg(F.count(F.lit(1)).alias("entries"), print_) for frame in (logged, known)]
+    sides = [frame.groupBy(*QUEUE).agg(F.count(F.lit(1)).alias("entries"), print_) for frame in (logged, known)]
     one, other = sides[0].alias("logged"), sides[1].alias("known")
-    joined = one.join(other, _QUEUE, "full")
+    joined = one.join(other, QUEUE, "full")
     same = F.col("logged.entries").eqNullSafe(F.col("known.entries")) & F.col("logged.print").eqNullSafe(F.col("known.print"))
-    return joined.where(~same).select(*_QUEUE).orderBy(*_QUEUE)
-
-
-def _written_until_ms(uri: str) -> int:
-    """Records stored before have their entries on disk: the store's checkpoint says so."""
-    page = log_files.read_store_file(uri, "checkpoint")
-    if page is None or len(page) < checkpoint.FIELDS_BYTES:
-        return 0
-    return checkpoint.decode_fields(page).logics_ms
+    return joined.where(~same).select(*QUEUE).orderBy(*QUEUE)
