@@ -56,7 +56,7 @@ _OF_TOPIC = {
 }
 _OF_PREFIX = {"%RETRY%": RETRY, "%DLQ%": DEAD_LETTER}
 _OUR_TOPICS = "rmq_sys_escrowmq_"
-NOTED = (names.CHECK_TOPIC, names.LEASE_TOPIC, names.SCHEDULE_MARK_TOPIC)
+NOTED = (names.CHECK_TOPIC, names.LEASE_TOPIC, names.SCHEDULE_MARK_TOPIC, names.OFFSET_TOPIC)
 
 
 def kind_of_topic(topic: str) -> str:

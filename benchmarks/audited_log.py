@@ -55,7 +55,7 @@ def write(root: Path, transactions: int) -> Path:
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as processes:
         list(processes.map(partial(_write_segment, root, copies, in_segment), firsts))
     end = firsts[-1] // in_segment * SEGMENT_BYTES + (copies - firsts[-1]) * block_bytes
-    write_checkpoint(root, end, now_ms=WALL_MS + copies * 2 * BLOCK)
+    write_checkpoint(root, end, stored_ms=WALL_MS + copies * 2 * BLOCK - 1)
     return root
 
 

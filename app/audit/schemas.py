@@ -14,7 +14,8 @@ State = Annotated[str, Meta(description="queued, running, done or failed.")]
 
 
 CheckName = Literal[
-    "integrity", "queues", "index", "delays", "retries", "duplicates", "checkbacks", "latencies", "what_if"
+    "integrity", "queues", "index", "positions", "delays", "retries", "duplicates", "checkbacks", "latencies",
+    "what_if",
 ]  # fmt: skip
 
 

@@ -7,7 +7,18 @@ from typing import Any, NamedTuple
 from pyspark.sql import SparkSession
 
 from audit import extent
-from audit.checks import checkbacks, delays, duplicates, index, integrity, latencies, queues, retries, what_if
+from audit.checks import (
+    checkbacks,
+    delays,
+    duplicates,
+    index,
+    integrity,
+    latencies,
+    positions,
+    queues,
+    retries,
+    what_if,
+)
 from audit.checks.kinds import CHECKS, FAULTY_KINDS, KINDS, kinds_of
 from audit.checks.material import Check, Found, Material
 from audit.checks.policies import POLICIES, Policy
@@ -17,6 +28,7 @@ _CHECKS: Mapping[str, Check] = {
     "integrity": integrity.check,
     "queues": queues.check,
     "index": index.check,
+    "positions": positions.check,
     "delays": delays.check,
     "retries": retries.check,
     "duplicates": duplicates.check,

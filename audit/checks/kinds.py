@@ -6,6 +6,7 @@ CHECKS = {
     "integrity": "records, damage and times of each segment",
     "queues": "queue offsets without gap or repeat, and consume queues that say the same as the log",
     "index": "every key of every record in the key index, and linked there",
+    "positions": "what the store says of how far everybody has come, held against the log",
     "delays": "what was put off came once, and not before its time",
     "retries": "what was put off for a group, or given up, was stored; attempts never go down",
     "duplicates": "what was handed out more than once, and why",
@@ -34,6 +35,11 @@ KINDS = {
     "index_unreadable": Kind(
         "index", "a file of the key index that cannot be read: its header counts more than the file holds"
     ),
+    "checkpoint_ahead": Kind("positions", "a time or a place in the checkpoint that lies behind the log's end"),
+    "position_outside": Kind("positions", "a group's position that its queue does not have: below 0, or behind its end"),
+    "backlog_expired": Kind("positions", "a group stands before the first message that its queue still has", False),
+    "delay_position_outside": Kind("positions", "a position in a delay queue that the queue does not have"),
+    "positions_unreadable": Kind("positions", "a file of positions that cannot be read, nor the one kept beside it"),
     "delivered_early": Kind("delays", "delivered before it was due"),
     "delivered_late": Kind("delays", "delivered later than it was due, by more than a minute", False),
     "delivery_lost": Kind("delays", "never delivered, though later ones were; or marked as delivered, and not there"),

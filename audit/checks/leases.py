@@ -18,7 +18,8 @@ SINGLE = ("returned", "extended")  # one by one
 SETTLED = ("acked", "retried", "dead_lettered", "discarded")  # here nothing of the message is left for the group
 # `skipped` names runs, too, but is no step of a message: a run may be millions long, and what the group was given once is not
 # skipped (`skips`).
-MESSAGE = ["group", "topic", "queue_id", "queue_offset"]
+QUEUE = ["group", "topic", "queue_id"]
+MESSAGE = [*QUEUE, "queue_offset"]
 
 
 def parsed(records: DataFrame) -> DataFrame:
@@ -79,6 +80,15 @@ def skips(events: DataFrame) -> DataFrame:
     return runs.select(
         "group", *_queue("run"), first.alias("first"), end.alias("end"), reason.alias("reason"), F.col("at").alias("skipped_at")
     )
+
+
+def ends(events: DataFrame) -> DataFrame:
+    """One row for each run that was handed out or skipped, and each reset: QUEUE, position (behind it), at."""
+    c = F.col
+    runs = events.where(c("event").isin("leased", "skipped")).withColumn("run", F.explode("runs"))
+    behind = runs.select("group", *_queue("run"), (_number("run", 2) + _number("run", 3)).alias("position"), "at")
+    resets_ = events.where(c("event") == "reset").withColumn("one", F.explode("positions"))
+    return behind.unionByName(resets_.select("group", *_queue("one"), _number("one", 2).alias("position"), "at"))
 
 
 def skipped_before(handed: DataFrame, skips: DataFrame) -> DataFrame:

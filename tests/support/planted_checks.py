@@ -11,12 +11,15 @@ from delivery import lease_events as events
 from delivery import retry_message
 from delivery.lease_events import AnyLeaseEvent, LeasedRun, ReturnedMessage, Run
 from scheduler import marks, scheduled_message
-from storage.formats import index_file, names, queue_entry
+from storage.formats import delay_progress, index_file, names, queue_entry
 from storage.formats import record as records
+from storage.formats.delay_levels import SCHEDULE_TOPIC
+from storage.formats.delay_progress import LevelOffsets
 from storage.formats.index_file import ENTRY, SLOT, Header
+from storage.local import group_offsets
 from storage.message import Message, QueueId, StoredMessage
 from tests.support import plain_audit
-from tests.support.written_log import POLICY, Transactions, WrittenLog
+from tests.support.written_log import POLICY, Transactions, WrittenLog, write_checkpoint
 from txn import half_message
 from txn.half_message import AnsweredUnknown, CheckAnswer, CheckFailed, Op
 from txn.states import Resolver, TxnState
@@ -24,6 +27,7 @@ from txn.states import Resolver, TxnState
 GROUP = "billing"
 LEASE_MS = 30_000
 _MINUTE_MS = 60_000
+_BEYOND = 1 << 30  # no queue is so long
 _SLOTS, _ENTRIES = 64, 20_000
 _QUEUES = [QueueId("orders", 0), QueueId("orders", 1), QueueId("emails", 0)]
 
@@ -99,6 +103,17 @@ class Story:
         copy = retry_message.dead_letter_copy(message, GROUP, attempts=attempt, reason="bad")
         event = events.DeadLettered(group=GROUP, runs=self.run_of(message, lease))
         return self.tell(event, *([copy] if is_stored else []))[0]
+
+    # --------------------------------------------------------------------------------------------------------- positions
+
+    def reader(self) -> str:
+        """A group of its own."""
+        return f"reader_{next(self._numbers)}"
+
+    def commit(self, group: str, queue: QueueId, queue_offset: int) -> None:
+        message_id = f"msg_o{next(self._numbers)}"
+        told = group_offsets.commit_message(group, queue, queue_offset, message_id=message_id, now_ms=self.log.now_ms)
+        self.log.append(told)
 
     # ------------------------------------------------------------------------------------------------------ transactions
 
@@ -195,6 +210,14 @@ def _skips(story: Story) -> None:
     story.ack(last, story.lease(last))
 
 
+def _commits(story: Story) -> None:
+    """At a queue's end nothing waits; what was said once and is so no more does not count."""
+    group, sent = story.reader(), story.send()
+    story.commit(group, sent.queue, _BEYOND)
+    story.commit(group, sent.queue, sent.queue_offset + 1)
+    story.commit(group, QueueId("nobody_has_sent", 0), 0)
+
+
 def _transactions(story: Story) -> None:
     shop, halves = story.begin()
     shop.commit(halves)
@@ -225,7 +248,7 @@ def decide_by_check(shop: Transactions, halves: list[StoredMessage]) -> None:
     shop.log.append(*shop.finals(halves), half_message.op_message(op))
 
 
-CLEAN: tuple[Callable[[Story], None], ...] = (_delays, _leases, _dead_letters, _reset, _skips, _transactions)
+CLEAN: tuple[Callable[[Story], None], ...] = (_delays, _leases, _dead_letters, _reset, _skips, _commits, _transactions)
 
 
 # ----------------------------------------------------------------------------------------------------- what can go wrong
@@ -348,6 +371,19 @@ def _repeat(story: Story) -> None:
     story.send(queue)
 
 
+def _committed_beyond(story: Story) -> None:
+    story.commit(story.reader(), story.randomness.choice(_QUEUES), _BEYOND)
+
+
+def _committed_in_no_queue(story: Story) -> None:
+    story.commit(story.reader(), QueueId("nobody_has_sent", 0), 1)
+
+
+def _reset_beyond(story: Story) -> None:
+    position = events.Position("orders", 0, _BEYOND)
+    story.tell(events.Reset(group=story.reader(), positions=[position], generation=1, ends_retries=False))
+
+
 # kind -> what plants one of it
 WRONG: dict[str, tuple[Callable[[Story], None], ...]] = {
     "delivered_early": (_early,),
@@ -366,10 +402,12 @@ WRONG: dict[str, tuple[Callable[[Story], None], ...]] = {
     "asked_though_decided": (_asked_afterwards,),
     "queue_gap": (_gap,),
     "queue_repeat": (_repeat,),
+    "position_outside": (_committed_beyond, _committed_in_no_queue, _reset_beyond),
 }
 # Of these only the derived files are spoiled; how many are, of each store.
 SPOILED = {
-    "queue_entry_missing": 3, "queue_entry_wrong": 2, "key_missing": 3, "key_entry_wrong": 3, "key_unreachable": 1
+    "queue_entry_missing": 3, "queue_entry_wrong": 2, "key_missing": 3, "key_entry_wrong": 3, "key_unreachable": 1,
+    "checkpoint_ahead": 2, "delay_position_outside": 3,
 }  # fmt: skip
 
 
@@ -396,7 +434,9 @@ def plant(
     story.send()  # and long ago
     log.close()
     _derive(log)
+    _write_delay_progress(log, beyond=0 if is_clean else 1)
     if not is_clean:
+        write_checkpoint(root, log.end, stored_ms=log.stored_ms, index_ms=log.stored_ms + 1, confirm_offset=log.end + 8)
         _spoil_queues(log)
         _spoil_index(log)
         story.planted.update(SPOILED)
@@ -427,6 +467,18 @@ def _derive(log: WrittenLog) -> None:
         raw = b"".join(entries.get(number, empty) for number in range(max(entries) + 1))
         (folder / names.file_name(0)).write_bytes(raw)
     _write_index(log.root / "index" / "20270115080000000", keys)
+
+
+def _write_delay_progress(log: WrittenLog, *, beyond: int) -> None:
+    """Everything that waited is done with; or `beyond` so many more, in two levels and of the timers."""
+    ends = {queue.number + 1: end for queue, end in log.queue_ends.items() if queue.topic == SCHEDULE_TOPIC}
+    levels = {level: end + beyond for level, end in ends.items()}
+    assert len(levels) == 2
+    timers = log.queue_ends[QueueId(names.TIMER_TOPIC, 0)] + beyond
+    (log.root / "config").mkdir()
+    raw = delay_progress.encode_levels(LevelOffsets(levels, 1, is_ours=True), now_ms=log.now_ms)
+    (log.root / "config" / "delayOffset.json").write_bytes(raw)
+    (log.root / "config" / "timercheck").write_bytes(delay_progress.encode_timercheck(timers, counter=1, now_ms=log.now_ms))
 
 
 def _write_index(path: Path, keys: list[tuple[str, StoredMessage]]) -> None:

@@ -26,6 +26,7 @@ class WrittenLog:
         self.folder = root / "commitlog"
         self.folder.mkdir(parents=True)
         self.now_ms = WALL_MS
+        self.stored_ms = 0  # of the newest record
         self.first_offset = self.end = first_offset
         self.borders = [first_offset]  # of units
         self.queue_ends: Counter[QueueId] = Counter()
@@ -49,6 +50,7 @@ class WrittenLog:
         places = unit.offsets(self.end, made.record_bytes)
         self.end = places.pop()
         self.borders.append(self.end)
+        self.stored_ms = self.now_ms
         self.now_ms += 1
         return [
             stored(message, queue_offset=queue_offset, stored_at_ms=self.now_ms - 1, log_offset=place)
@@ -58,7 +60,7 @@ class WrittenLog:
     def close(self, *, is_clean: bool = True) -> Path:
         """The last segment has its full length; the checkpoint page says that everything is on disk."""
         self._end_file()
-        write_checkpoint(self.root, self.end, now_ms=self.now_ms, is_clean=is_clean)
+        write_checkpoint(self.root, self.end, stored_ms=self.stored_ms, is_clean=is_clean)
         return self.root
 
     def _encode(self, messages: Sequence[Message], queue_offsets: Sequence[int]) -> unit.EncodedUnit:
@@ -81,10 +83,13 @@ class WrittenLog:
             self._file = None
 
 
-def write_checkpoint(root: Path, end: int, *, now_ms: int, is_clean: bool = True) -> None:
-    """The page that says that the log is on disk up to its end."""
+def write_checkpoint(
+    root: Path, end: int, *, stored_ms: int, index_ms: int = 0, confirm_offset: int | None = None, is_clean: bool = True
+) -> None:
+    """The page that says that the log is on disk up to its end, where the newest record was stored at `stored_ms`."""
     page = bytearray(checkpoint.PAGE_BYTES)
-    fields = checkpoint.encode_fields(Fields(now_ms, now_ms, 0, 0, end))
+    confirmed = end if confirm_offset is None else confirm_offset
+    fields = checkpoint.encode_fields(Fields(stored_ms, stored_ms, index_ms, 0, confirmed))
     slot = checkpoint.encode_slot(Slot(1, end, 1, is_clean))
     page[: len(fields)] = fields
     page[checkpoint.SLOT_AT[1] : checkpoint.SLOT_AT[1] + len(slot)] = slot

@@ -1,0 +1,174 @@
+"""Does anybody stand where there is nothing? What the store says of how far everybody has come, held against the log.
+
+The checkpoint says up to which time the log and what is derived from it are on disk. A broker's groups stand in
+`consumerOffset.json`; of this service the last commit of each group is a message in the log, and what was lent, passed over or
+reset is told by its lease events. How far the delay queues are done stands in `delayOffset.json` and `timercheck`, for both.
+
+Files are read before the log is looked at (`claims.py`), so they say nothing that the log does not have yet. Of a queue without
+a record in a log that begins late nobody knows where it ends.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from pyspark.sql import functions as F
+
+from audit import claims, columns
+from audit.checks import leases
+from audit.checks.leases import QUEUE
+from audit.checks.material import LISTED, Found, Material
+from storage.formats.delay_levels import SCHEDULE_TOPIC
+from storage.formats.names import OFFSET_TOPIC, TIMER_TOPIC
+
+_COMMIT = "group string, topic string, queue int, offset bigint"  # as storage/local/group_offsets.py writes it
+_CHECKPOINT = "checkpoint"
+
+
+class Position(NamedTuple):
+    """`said_at`: where in the log, or else in which file. `is_all`: nothing else says where the group stands there."""
+
+    group: str
+    topic: str
+    queue_id: int
+    position: int
+    file: str | None = None
+    said_at: int | None = None
+    is_all: bool = True
+
+
+class Bounds(NamedTuple):
+    """What a queue has: offsets in [first, end)."""
+
+    first: int
+    end: int
+    last_at: int | None = None  # log offset of the last record
+
+
+def check(material: Material) -> Found:
+    said = material.log.folder.claims
+    found = Found(counts={"positions_unreadable": len(said.unreadable)})
+    found.items = [{"verdict": "positions_unreadable", "file": file} for file in said.unreadable]
+    _judge_checkpoint(material, found)
+    queues = {(one.topic, one.queue_id): Bounds(one.first, one.last + 1, one.last_at) for one in material.queues}
+    begins_late = material.log.begin > 0
+    _judge_groups([*_of_broker(material), *_of_ours(material)], queues, begins_late, found)
+    _judge_delays(material, queues, begins_late, found)
+    return found
+
+
+def bounds_of(queues: dict[tuple[str, int], Bounds], topic: str, queue_id: int, *, begins_late: bool) -> Bounds | None:
+    """None where it is not known. A log that begins at 0 has had everything."""
+    known = queues.get((topic, queue_id))
+    if known is None:
+        return None if begins_late else Bounds(0, 0)
+    return known if begins_late else known._replace(first=0)
+
+
+# ------------------------------------------------------------------------------------------------------ the checkpoint
+
+
+def _judge_checkpoint(material: Material, found: Found) -> None:
+    fields = material.log.folder.claims.fields
+    found.counts["checkpoint_ahead"] = 0
+    if fields is None:
+        return
+    newest_ms, limit = material.last_stored_ms, material.log.limit
+    found.numbers["checkpoint"] = {"newest_stored_ms": newest_ms, **fields._asdict()}
+    times = {"physic_ms": fields.physic_ms, "logics_ms": fields.logics_ms, "index_ms": fields.index_ms}
+    places = {"master_flushed": fields.master_flushed, "confirm_offset": fields.confirm_offset}
+    # What is damaged at the log's end may have been newer; that it is damaged is a finding of its own.
+    ahead = {name: stated for name, stated in times.items() if stated > newest_ms and _ends_in_record(material)}
+    ahead |= {name: stated for name, stated in places.items() if stated > limit}
+    evidence = {"file": _CHECKPOINT, "newest_stored_ms": newest_ms, "end_log_offset": limit}
+    _add(found, "checkpoint_ahead", ({"field": name, "stated": stated, **evidence} for name, stated in ahead.items()))
+
+
+def _ends_in_record(material: Material) -> bool:
+    c = F.col
+    is_lost = c("kind").isin(columns.DAMAGED, columns.MISSING)
+    is_record = ~c("kind").isin(*columns.STRETCHES)
+    ends = [F.max(F.when(which, c("log_offset"))) for which in (is_lost, is_record)]
+    row = material.rows.agg(ends[0].alias("lost"), ends[1].alias("record")).first()
+    assert row is not None
+    return row["lost"] is None or (row["record"] is not None and row["lost"] < row["record"])
+
+
+# ---------------------------------------------------------------------------------------------------------- the groups
+
+
+def _judge_groups(
+    positions: Iterable[Position], queues: dict[tuple[str, int], Bounds], begins_late: bool, found: Found
+) -> None:
+    known = unknown = 0
+    outside: list[dict[str, Any]] = []
+    expired: list[dict[str, Any]] = []
+    for one in positions:
+        bounds = bounds_of(queues, one.topic, one.queue_id, begins_late=begins_late)
+        known, unknown = known + 1, unknown + (bounds is None)
+        if bounds is None:
+            continue
+        evidence = {**_present(one), "first": bounds.first, "end": bounds.end}
+        if bounds.last_at is not None:
+            evidence["last_log_offset"] = bounds.last_at
+        if not 0 <= one.position <= bounds.end:
+            outside.append(evidence)
+        elif one.position < bounds.first and one.is_all:
+            expired.append({**evidence, "expired": bounds.first - one.position})
+    found.numbers |= {"positions": known, "unknown": unknown}
+    _add(found, "position_outside", outside)
+    _add(found, "backlog_expired", expired)
+
+
+def _present(one: Position) -> dict[str, Any]:
+    named = {"group": one.group, "topic": one.topic, "queue_id": one.queue_id, "position": one.position}
+    said = {"file": one.file} if one.said_at is None else {"log_offset": one.said_at}
+    return {**said, **named}
+
+
+def _of_broker(material: Material) -> Iterable[Position]:
+    for queue, offset in sorted((material.log.folder.claims.consumers or {}).items()):
+        yield Position(*queue, offset, file=claims.CONSUMERS)
+
+
+def _of_ours(material: Material) -> Iterable[Position]:
+    """The last commit of each, and the furthest place that its lease events name: where it stands now is no further."""
+    c = F.col
+    note = F.from_json("note", _COMMIT).alias("of")
+    commits = material.records.where((c("topic") == OFFSET_TOPIC) & c("note").isNotNull()).select("log_offset", note)
+    committed = commits.select("of.group", "of.topic", c("of.queue").alias("queue_id"), c("of.offset").alias("position"),
+                               c("log_offset").alias("at"))  # fmt: skip
+    last = committed.groupBy(*QUEUE).agg(F.max_by("position", "at").alias("position"), F.max("at").alias("at"))
+    told = leases.ends(material.lease_events)
+    furthest = told.groupBy(*QUEUE).agg(F.max("position").alias("position"), F.max_by("at", "position").alias("at"))
+    by_leases = furthest.select(*QUEUE, "position", c("at").alias("said_at"), F.lit(False).alias("is_all"))
+    by_commit = last.join(furthest.select(*QUEUE, F.lit(True).alias("has_leases")), QUEUE, "left")
+    by_commit = by_commit.select(*QUEUE, "position", c("at").alias("said_at"), c("has_leases").isNull().alias("is_all"))
+    for row in by_leases.unionByName(by_commit).orderBy(*QUEUE, "is_all", "said_at").collect():
+        yield Position(**row.asDict())
+
+
+# ----------------------------------------------------------------------------------------------------- the delay queues
+
+
+def _judge_delays(material: Material, queues: dict[tuple[str, int], Bounds], begins_late: bool, found: Found) -> None:
+    """What this service has not done with is stored again before its segment goes, so its positions may fall behind."""
+    said = material.log.folder.claims
+    may_fall_behind = said.levels is not None and said.levels.is_ours
+    levels = said.levels.offsets if said.levels is not None else {}
+    stated = [(claims.LEVELS, SCHEDULE_TOPIC, level - 1, offset) for level, offset in sorted(levels.items())]
+    if said.timer_offset is not None:
+        stated.append((claims.TIMERS, TIMER_TOPIC, 0, said.timer_offset))
+    outside = []
+    for file, topic, queue_id, offset in stated:
+        bounds = bounds_of(queues, topic, queue_id, begins_late=begins_late)
+        if bounds is not None and not (0 if may_fall_behind else bounds.first) <= offset <= bounds.end:
+            place = {"file": file, "topic": topic, "queue_id": queue_id, "position": offset}
+            outside.append({**place, "first": bounds.first, "end": bounds.end})
+    found.numbers["delay_positions"] = len(stated)
+    _add(found, "delay_position_outside", outside)
+
+
+def _add(found: Found, kind: str, items: Iterable[dict[str, Any]]) -> None:
+    listed = list(items)
+    found.counts[kind] = len(listed)
+    found.items += [{"verdict": kind, **one} for one in listed[:LISTED]]
