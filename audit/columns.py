@@ -96,6 +96,7 @@ COLUMNS = {
     "group_hash": "bigint",  # of producer_group (decode/hashes.py)
     "real_topic": "string",
     "real_queue_id": "int",
+    "transaction_mark": "string",  # "true" on a half, and on what a broker makes of one
     "key": "string",
     "tag": "string",
     "schedule_id": "string",

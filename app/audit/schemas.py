@@ -14,7 +14,7 @@ State = Annotated[str, Meta(description="queued, running, done or failed.")]
 
 
 CheckName = Literal[
-    "integrity", "queues", "index", "positions", "delays", "retries", "duplicates", "checkbacks", "latencies",
+    "integrity", "queues", "index", "positions", "halves", "delays", "retries", "duplicates", "checkbacks", "latencies",
     "what_if",
 ]  # fmt: skip
 

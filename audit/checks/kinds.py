@@ -7,6 +7,7 @@ CHECKS = {
     "queues": "queue offsets without gap or repeat, and consume queues that say the same as the log",
     "index": "every key of every record in the key index, and linked there",
     "positions": "what the store says of how far everybody has come, held against the log",
+    "halves": "every half message with what its commit needs, and none forgotten",
     "delays": "what was put off came once, and not before its time",
     "retries": "what was put off for a group, or given up, was stored; attempts never go down",
     "duplicates": "what was handed out more than once, and why",
@@ -40,6 +41,10 @@ KINDS = {
     "backlog_expired": Kind("positions", "a group stands before the first message that its queue still has", False),
     "delay_position_outside": Kind("positions", "a position in a delay queue that the queue does not have"),
     "positions_unreadable": Kind("positions", "a file of positions that cannot be read, nor the one kept beside it"),
+    "half_malformed": Kind("halves", "a half message that lacks what its commit needs, or lies where no half belongs"),
+    "half_forgotten": Kind(
+        "halves", "a half that the broker has done with, neither decided nor stored again nor set aside: nobody asks about it"
+    ),
     "delivered_early": Kind("delays", "delivered before it was due"),
     "delivered_late": Kind("delays", "delivered later than it was due, by more than a minute", False),
     "delivery_lost": Kind("delays", "never delivered, though later ones were; or marked as delivered, and not there"),

@@ -15,6 +15,8 @@ from audit.checks.queue_sums import QueueSums
 from audit.columns import DELAYED, DELAYED_AGAIN, RETRY
 from audit.commit_log_source import NAME, encode_log
 from audit.extent import Log
+from storage.formats import names
+from storage.formats.consumer_offsets import GroupQueue
 
 LISTED = 1_000  # findings of a kind
 
@@ -25,6 +27,7 @@ _TEXTS = ("message_id", "transaction_id", "producer_group", "real_topic", "sched
           "check_times")  # fmt: skip
 # Of most records nobody asks for these, and they are what is long.
 _OF_FEW = ("message_id", "transaction_id", "producer_group")
+_OF_HALVES = ("real_queue_id", "transaction_mark")
 
 
 @dataclass
@@ -85,14 +88,20 @@ class Material:
 
     @cached_property
     def rows(self) -> DataFrame:
-        """One row for each record and stretch: numbers of all, texts of those that something is asked about."""
+        """One row for each record and stretch: numbers of all, texts of those that something is asked about.
+
+        `half_offsets` are there where `asked_before` is.
+        """
         c = F.col
-        is_of_few = (c("kind") != columns.MESSAGE) | c("schedule_id").isNotNull()
+        is_message, is_half = c("kind") == columns.MESSAGE, c("kind") == columns.HALF
+        is_of_few = ~is_message | c("schedule_id").isNotNull()
         made = {
             **{name: F.when(is_of_few, c(name)) for name in _OF_FEW},
+            **{name: F.when(is_half, c(name)) for name in _OF_HALVES},
             "born_ms": F.unix_millis("born_at"),
         }
-        return self.keep(self.read((*_NUMBERS, *_TEXTS)).withColumns(made).drop("born_at"))
+        by_number = () if self.asked_before is None else ("half_offsets",)
+        return self.keep(self.read((*_NUMBERS, *_TEXTS, *_OF_HALVES, *by_number)).withColumns(made).drop("born_at"))
 
     @cached_property
     def records(self) -> DataFrame:
@@ -102,6 +111,12 @@ class Material:
     @cached_property
     def has_brokers_records(self) -> bool:
         return look_up.has_brokers_records(self.log)
+
+    @cached_property
+    def asked_before(self) -> int | None:
+        """The number of the first half that a broker has not done with; None where no broker says so."""
+        progress = GroupQueue(names.ASKING_GROUP, names.HALF_TOPIC, 0)
+        return (self.log.folder.claims.consumers or {}).get(progress)
 
     @cached_property
     def queues(self) -> list[QueueSums]:

@@ -38,6 +38,7 @@ TEXT_PROPERTIES = {
     "message_id": properties.MESSAGE_ID,
     "producer_group": properties.PRODUCER_GROUP,
     "real_topic": properties.REAL_TOPIC,
+    "transaction_mark": properties.TRANSACTION_MARK,
     "key": properties.KEYS,
     "tag": properties.TAGS,
     "schedule_id": properties.SCHEDULE_ID,

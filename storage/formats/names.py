@@ -18,6 +18,7 @@ LEASE_TOPIC = "rmq_sys_escrowmq_leases"
 QUEUE_END_TOPIC = "rmq_sys_escrowmq_queue_ends"
 REQUEST_TOPIC = "rmq_sys_escrowmq_requests"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
+ASKING_GROUP = "CID_RMQ_SYS_TRANS"  # in whose name a broker notes how far it has asked about half messages
 
 CLUSTER = "DefaultCluster"
 REPLY_TOPIC = f"{CLUSTER}_REPLY_TOPIC"

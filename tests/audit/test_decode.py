@@ -91,6 +91,7 @@ def expected(raw: bytes, at: int, offset: int, segment: int) -> dict:
         "producer_group": own.get("PGROUP"),
         "group_hash": hash_of(own["PGROUP"]) if "PGROUP" in own else None,
         "real_topic": own.get("REAL_TOPIC"),
+        "transaction_mark": own.get("TRAN_MSG"),
         "real_queue_id": int(own["REAL_QID"]) if "REAL_QID" in own else None,
         "key": own.get("KEYS"),
         "tag": own.get("TAGS"),

@@ -11,7 +11,7 @@ from delivery import lease_events as events
 from delivery import retry_message
 from delivery.lease_events import AnyLeaseEvent, LeasedRun, ReturnedMessage, Run
 from scheduler import marks, scheduled_message
-from storage.formats import delay_progress, index_file, names, queue_entry
+from storage.formats import delay_progress, index_file, names, properties, queue_entry
 from storage.formats import record as records
 from storage.formats.delay_levels import SCHEDULE_TOPIC
 from storage.formats.delay_progress import LevelOffsets
@@ -19,6 +19,7 @@ from storage.formats.index_file import ENTRY, SLOT, Header
 from storage.local import group_offsets
 from storage.message import Message, QueueId, StoredMessage
 from tests.support import plain_audit
+from tests.support.planted import changed
 from tests.support.written_log import POLICY, Transactions, WrittenLog, write_checkpoint
 from txn import half_message
 from txn.half_message import AnsweredUnknown, CheckAnswer, CheckFailed, Op
@@ -384,6 +385,17 @@ def _reset_beyond(story: Story) -> None:
     story.tell(events.Reset(group=story.reader(), positions=[position], generation=1, ends_retries=False))
 
 
+def _half_without_topic(story: Story) -> None:
+    _, (half,) = story.begin()
+    system = {name: value for name, value in half.system.items() if name != properties.REAL_TOPIC}
+    story.log.append(changed(half, system=system, message_id=f"{half.message_id}_again"))
+
+
+def _half_in_another_queue(story: Story) -> None:
+    _, (half,) = story.begin()
+    story.log.append(changed(half, queue=QueueId(names.HALF_TOPIC, 1), message_id=f"{half.message_id}_again"))
+
+
 # kind -> what plants one of it
 WRONG: dict[str, tuple[Callable[[Story], None], ...]] = {
     "delivered_early": (_early,),
@@ -403,6 +415,7 @@ WRONG: dict[str, tuple[Callable[[Story], None], ...]] = {
     "queue_gap": (_gap,),
     "queue_repeat": (_repeat,),
     "position_outside": (_committed_beyond, _committed_in_no_queue, _reset_beyond),
+    "half_malformed": (_half_without_topic, _half_in_another_queue),
 }
 # Of these only the derived files are spoiled; how many are, of each store.
 SPOILED = {
