@@ -1,9 +1,14 @@
-"""What was handed out more than once, and why: from what each group's leases say.
+"""What was stored or handed out more than once, and why.
 
-At least once is what is promised, so a message that comes again is no fault: its lease ended, its consumer refused it, or
-somebody reset the group or sent a dead letter once more. It is a fault where it had been settled, or another lease held it; and
-where the group had passed over the message by its own rules, which it does with none that it was ever given.
-What is pulled leaves no trace in the log, and is not judged.
+A broker's producer that hears no answer sends again, and a second record with the same id lies in the topic: that is counted.
+The messages of a batch have one id, too, but lie in one queue with one time. This service makes the ids itself: whoever sends
+again gets another one, or the receipt of the first, so it must have stored one twice. What has waited, and what came out of a
+transaction, is judged elsewhere (`delays.py`, the verdicts).
+
+What was handed out is told by each group's leases. At least once is what is promised, so a message that comes again is no
+fault: its lease ended, its consumer refused it, or somebody reset the group or sent a dead letter once more. It is a fault
+where it had been settled, or another lease held it; and where the group had passed over the message by its own rules, which it
+does with none that it was ever given. What is pulled leaves no trace in the log, and is not judged.
 """
 
 from typing import Any
@@ -11,16 +16,19 @@ from typing import Any
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
+from audit import look_up
 from audit.checks import leases
 from audit.checks.leases import MESSAGE, SETTLED
 from audit.checks.material import Found, Material
 
+_NAMED = 100  # ids that are looked up in the log, one by one
 _CAUSES = {"expired": "lease_ended", "leased": "lease_ended", "returned": "refused"}
 
 
 def check(material: Material) -> Found:
     c = F.col
     found = Found()
+    _look_for_repeats(material, found)
     handed = material.lease_steps.where(c("event") == "leased")
     again = handed.where(c("previous").isNotNull())
     settled = again.where(c("previous").isin(*SETTLED))
@@ -45,6 +53,27 @@ def check(material: Material) -> Found:
     )
     found.numbers = {"groups": _by_group(material)}
     return found
+
+
+def _look_for_repeats(material: Material, found: Found) -> None:
+    """The places of an id are told apart by queue and time, so that a batch is one."""
+    c = F.col
+    identified = material.rows.where(c("id_hash").isNotNull()).withColumn("place", F.xxhash64("queue_id", "stored_ms"))
+    by_id = identified.groupBy("id_hash").agg(F.min("place").alias("least"), F.max("place").alias("most"))
+    repeated = by_id.where(c("least") < c("most")).select("id_hash")
+    of_these = identified.join(F.broadcast(repeated), "id_hash").groupBy("id_hash")
+    several = of_these.agg(
+        F.min("topic").alias("topic"),
+        F.count_distinct("place").alias("times"),
+        F.min("log_offset").alias("first_log_offset"),
+        F.max("log_offset").alias("log_offset"),
+    )
+    several = material.keep(several.drop("id_hash"))
+    kind = "sent_twice" if material.has_brokers_records else "stored_twice"
+    found.counts |= {"sent_twice": 0, "stored_twice": 0, kind: several.count()}
+    rows = [row.asDict() for row in several.orderBy("log_offset").limit(_NAMED).collect()]
+    ids = look_up.rows_at(material.log, [row["log_offset"] for row in rows], ["message_id"])
+    found.items += [{"verdict": kind, "message_id": ids[row["log_offset"]]["message_id"], **row} for row in rows]
 
 
 def _by_group(material: Material) -> list[dict[str, Any]]:

@@ -90,7 +90,8 @@ class Material:
     def rows(self) -> DataFrame:
         """One row for each record and stretch: numbers of all, texts of those that something is asked about.
 
-        `half_offsets` are there where `asked_before` is.
+        `id_hash`: of the id of a message that came into its topic by itself, whose text is not kept. `half_offsets` are there
+        where `asked_before` is.
         """
         c = F.col
         is_message, is_half = c("kind") == columns.MESSAGE, c("kind") == columns.HALF
@@ -98,6 +99,7 @@ class Material:
         made = {
             **{name: F.when(is_of_few, c(name)) for name in _OF_FEW},
             **{name: F.when(is_half, c(name)) for name in _OF_HALVES},
+            "id_hash": F.when(~is_of_few & c("message_id").isNotNull(), F.xxhash64("topic", "message_id")),
             "born_ms": F.unix_millis("born_at"),
         }
         by_number = () if self.asked_before is None else ("half_offsets",)

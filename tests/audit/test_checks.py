@@ -18,12 +18,13 @@ from storage.formats import index_file
 from storage.formats.index_file import Header
 from tests.audit.test_outcomes import BROKERS, OURS, unpacked
 from tests.support.builders import message
+from tests.support.logs import Log
 from tests.support.planted_checks import WRONG, decide_by_check, plant
 from tests.support.written_log import WALL_MS, Transactions, WrittenLog
 
 TIMES = 2
 NOT_PLANTED = {  # what stands in other files than a log of ours, and what only tests of their own ask
-    "unverified", "time_went_back", "index_unreadable", "positions_unreadable", "half_forgotten",
+    "unverified", "time_went_back", "index_unreadable", "positions_unreadable", "half_forgotten", "sent_twice",
     "backlog_expired",
 }  # fmt: skip
 
@@ -107,6 +108,26 @@ def test_an_index_file_whose_header_is_damaged_is_a_finding_that_names_it_and_en
     assert counts_of(found) == {"index_unreadable": 1}
     assert found["index"].items == [{"verdict": "index_unreadable", "file": "20270115080000000"}]
     assert found["index"].numbers == {"files": 1}
+
+
+def test_what_a_brokers_producer_sent_again_is_counted_and_a_batch_is_not(spark, tmp_path):
+    log = Log()
+    plain, batch = b"UNIQ_KEY\x01A1\x02", b"UNIQ_KEY\x01B2\x02"
+    log.brokers(b"sent", properties=plain).brokers(b"of a batch", b"of the same", properties=batch)
+    log.brokers(b"sent", properties=plain, queue_number=2, stored_at_ms=1_700_000_003_000)
+    log.brokers(b"sent", properties=plain, stored_at_ms=1_700_000_006_000)
+    for topic in ("elsewhere", "%RETRY%billing", "%DLQ%billing", "SCHEDULE_TOPIC_XXXX"):
+        log.brokers(b"sent", properties=plain, topic=topic, queue_number=1)
+    folder = tmp_path / "store" / "commitlog"
+    folder.mkdir(parents=True)
+    (folder / f"{0:020}").write_bytes(log.filled(1 << 16))
+
+    found = checked(spark, tmp_path / "store", Asked(("duplicates",)))
+
+    assert counts_of(found) == {"sent_twice": 1}
+    (item,) = found["duplicates"].items
+    assert (item["message_id"], item["topic"], item["times"]) == ("A1", "orders", 3)
+    assert (item["first_log_offset"], item["log_offset"]) == (log.places[0], log.places[4])
 
 
 @pytest.mark.parametrize(

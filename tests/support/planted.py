@@ -175,7 +175,7 @@ def plant(
         shop = randomness.choice(shops)
         begun.append((transaction_id, name, shop, shop.begin(transaction_id, count)))
         truth[transaction_id] = FATES[name][0]
-        log.append(*[_plain(number) for number in range(randomness.randrange(1, 3))])
+        log.append(*[_plain(f"{log.end}_{number}") for number in range(randomness.randrange(1, 3))])
         if len(begun) > 5:
             _meet_fate(begun.pop(randomness.randrange(len(begun))))
     for one in begun:
@@ -206,5 +206,5 @@ def _without_halves(log: WrittenLog, shop: Transactions, number: int) -> dict[st
     return {f"stray.{number}": "op_without_half", f"stray_back.{number}": "op_without_half", f"old.{number}": gone}
 
 
-def _plain(number: int) -> Message:
-    return Message(queue=QueueId("orders", 0), message_id=f"msg_plain_{number}", body=b"plain", born_at_ms=1_700_000_000_000)
+def _plain(name: str) -> Message:
+    return Message(queue=QueueId("orders", 0), message_id=f"msg_plain_{name}", body=b"plain", born_at_ms=1_700_000_000_000)

@@ -396,6 +396,17 @@ def _half_in_another_queue(story: Story) -> None:
     story.log.append(changed(half, queue=QueueId(names.HALF_TOPIC, 1), message_id=f"{half.message_id}_again"))
 
 
+def _stored_again(story: Story) -> None:
+    story.log.append(story.send())
+
+
+def _stored_again_and_again(story: Story) -> None:
+    """One finding: elsewhere, and once more there."""
+    message = story.send(_QUEUES[0])
+    for _ in range(2):
+        story.log.append(changed(message, queue=_QUEUES[1]))
+
+
 # kind -> what plants one of it
 WRONG: dict[str, tuple[Callable[[Story], None], ...]] = {
     "delivered_early": (_early,),
@@ -416,6 +427,7 @@ WRONG: dict[str, tuple[Callable[[Story], None], ...]] = {
     "queue_repeat": (_repeat,),
     "position_outside": (_committed_beyond, _committed_in_no_queue, _reset_beyond),
     "half_malformed": (_half_without_topic, _half_in_another_queue),
+    "stored_twice": (_stored_again, _stored_again_and_again),
 }
 # Of these only the derived files are spoiled; how many are, of each store.
 SPOILED = {
