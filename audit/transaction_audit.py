@@ -6,10 +6,10 @@ records that prove a finding, and stretches of damage.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from audit import columns, details, digest, extent, look_up, outcomes
@@ -21,23 +21,20 @@ from audit.commit_log_source import NAME, encode_log
 from audit.decode.hashes import hash_of
 from audit.digest import Block
 from audit.errors import NoSuchGroup
+from audit.evidence import Evidence, group_names, present, time_of
 from audit.extent import Log
 from audit.log_files import Segment
 from audit.outcomes import Bounds
 from audit.sums import Place, Sums
-from audit.verdicts import DAMAGED, FAIL_ON, FINDINGS, FLAGS, VERDICTS, Fact, verdict
+from audit.verdicts import DAMAGED, FAIL_ON, FINDINGS, FLAGS, VERDICTS, is_wanted
 from storage.formats import names
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 KIND = "transaction_outcomes"
 LISTED = 1_000
 LISTED_RECORDS = 50
 _BEGINNINGS = 3  # of one audit, where retention takes away what it reads
 _MOST_SETS = 100_000  # of a group and facts: more do not come to the driver
 _DIGESTS_AT_HOME = 4  # blocks: fewer are done before a job has begun
-
-_PROOF_COLUMNS = ("log_offset", "record_bytes", "kind", "topic", "queue_id", "queue_offset", "stored_ms", "body_crc",
-                  "prepared_offset", "message_id", "transaction_id", "decision", "half_offsets")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,82 +210,24 @@ class TransactionAudit:
                     so_far, at = groups.get(row["group"], (0, row["group_offset"]))
                     groups[row["group"]] = so_far + row["transactions"], min(at, row["group_offset"])
             largest = sorted(groups, key=lambda group: (-groups[group][0], groups[group][1]))[:LISTED]
-            named = self._group_names([groups[group][1] for group in largest])
+            named = group_names(self._log, [groups[group][1] for group in largest])
             names = {group: named.get(groups[group][1]) or "" for group in largest}
             return Sums.of([row.asDict() for row in rows], names, groups_omitted=len(groups) - len(largest))
         totals = placed.withColumn("group", F.lit(None).cast("bigint")).groupBy("place", "group", "facts").agg(*sums).collect()
         omitted = placed.where(F.col("place") == int(Place.ASKED)).select("group").distinct().count()
         return replace(Sums.of([row.asDict() for row in totals], {}), by_group=[], groups_omitted=omitted)
 
-    def _group_names(self, offsets: Sequence[int]) -> dict[int, str]:
-        """The producer groups that records at these log offsets name: a group was counted by its hash."""
-        rows = look_up.rows_at(self._log, offsets, ["producer_group"])
-        return {offset: row["producer_group"] for offset, row in rows.items()}
-
-    # --------------------------------------------------------------------------------------------------- the findings
+    # -------------------------------------------------------------------------------------------- findings and rows
 
     def _findings(
         self, transactions: DataFrame, sums: Sums, wanted: Sequence[str], listed: int, listed_records: int
     ) -> list[dict[str, Any]]:
-        """In log order; transactions with the records that prove them."""
+        """Transactions in log order, then damage."""
+        evidence = Evidence(self._log, self._read)
         facts = [int(one) for one in sums.facts if is_wanted(one, wanted)]
-        picked = (
-            transactions.where((self._place() == int(Place.ASKED)) & F.col("facts").isin(facts))
-            .select("transaction_id", "facts", "records", "first_offset", "group_offset", "op_first")
-            .orderBy("first_offset", "transaction_id")
-            .limit(listed)
-            .collect()
-            if facts
-            else []
-        )
-        proofs = self._proofs(picked, listed_records)
-        group_names = self._group_names([row["group_offset"] for row in picked if row["group_offset"] is not None])
-        found = [
-            {
-                "verdict": verdict(Fact(row["facts"])),
-                "transaction_id": row["transaction_id"],
-                "producer_group": group_names.get(row["group_offset"]),
-                **{name: fact in Fact(row["facts"]) for name, fact in FLAGS.items()},
-                "records": proofs[row["transaction_id"]],
-                "records_omitted": max(0, row["records"] - listed_records),
-            }
-            for row in picked
-        ]
-        return [_present(one) for one in found] + (self._damage(listed) if DAMAGED in wanted else [])
-
-    def _proofs(self, picked: Sequence[Row], listed_records: int) -> dict[str, list[dict[str, Any]]]:
-        """The first records of these transactions; where the op names halves by number, it too."""
-        if not picked:
-            return {}
-        found: dict[str, list[dict[str, Any]]] = {row["transaction_id"]: [] for row in picked}
-        number = F.row_number().over(Window.partitionBy("transaction_id").orderBy("log_offset"))
-        own = self._read(_PROOF_COLUMNS).where(F.col("transaction_id").isin(list(found)))
-        first = own.withColumn("number", number).where(F.col("number") <= listed_records)
-        for row in first.orderBy("log_offset").collect():
-            found[row["transaction_id"]].append(_proof(row.asDict()))
-        known = {record["log_offset"] for records in found.values() for record in records}
-        ops = look_up.rows_at(self._log, {row["op_first"] for row in picked} - known - {None}, _PROOF_COLUMNS)
-        for row in picked:
-            op = ops.get(row["op_first"])
-            if op is not None and op["transaction_id"] is None:
-                found[row["transaction_id"]].append(_proof(op))
-        return found
-
-    def _damage(self, listed: int) -> list[dict[str, Any]]:
-        rows = self._read(("log_offset", "record_bytes", "kind", "damage", "segment"))
-        damaged = rows.where(F.col("kind").isin(columns.DAMAGED, columns.MISSING)).orderBy("log_offset").limit(listed)
-        return [
-            _present(
-                {
-                    "verdict": DAMAGED,
-                    "segment": names.file_name(row["segment"]) if row["kind"] == columns.DAMAGED else None,
-                    "log_offset": row["log_offset"],
-                    "bytes": row["record_bytes"],
-                    "reason": row["damage"],
-                }
-            )
-            for row in damaged.collect()
-        ]
+        asked = transactions.where((self._place() == int(Place.ASKED)) & F.col("facts").isin(facts))
+        found = evidence.of_transactions(asked, listed=listed, listed_records=listed_records) if facts else []
+        return found + (evidence.of_damage(listed=listed) if DAMAGED in wanted else [])
 
     def _write_rows(
         self, transactions: DataFrame, sums: Sums, report: dict[str, Any], wanted: details.Wanted
@@ -309,14 +248,14 @@ class TransactionAudit:
         total = sum(sums.counts[name] for name in wanted)
         has_one_verdict = sum(sums.counts[name] for name in VERDICTS) == sums.begun
         asked = {
-            "from": None if scope.begun_from is None else _time(_ms(scope.begun_from)),
-            "to": None if scope.begun_to is None else _time(_ms(scope.begun_to)),
+            "from": None if scope.begun_from is None else time_of(_ms(scope.begun_from)),
+            "to": None if scope.begun_to is None else time_of(_ms(scope.begun_to)),
             "producer_group": scope.producer_group,
         }
         return {
             "kind": KIND,
             "state": "done",
-            **_present(asked),
+            **present(asked),
             "begun": sums.begun,
             "verdicts": {name: sums.counts[name] for name in VERDICTS},
             "balanced": has_one_verdict and sums.bytes == log.end - log.begin,
@@ -327,7 +266,7 @@ class TransactionAudit:
                 "items": found,
                 "omitted": max(0, total - len(found)),
             },
-            "producer_groups": [_present({"producer_group": name, "verdicts": verdicts}) for name, verdicts in sums.by_group],
+            "producer_groups": [present({"producer_group": name, "verdicts": verdicts}) for name, verdicts in sums.by_group],
             "producer_groups_omitted": sums.groups_omitted,
             "log": {
                 "begin": log.begin,
@@ -365,42 +304,5 @@ def _compacted(segments: Sequence[Segment]) -> dict[str, Any]:
     return {"compacted": found}
 
 
-def is_wanted(facts: Fact, wanted: Sequence[str]) -> bool:
-    return verdict(facts) in wanted or any(fact in facts for name, fact in FLAGS.items() if name in wanted)
-
-
-def _proof(row: dict[str, Any]) -> dict[str, Any]:
-    names_half = row["kind"] in (columns.FINAL, columns.DELAYED, columns.DELAYED_AGAIN)
-    return _present(
-        {
-            "kind": row["kind"],
-            "log_offset": row["log_offset"],
-            "bytes": row["record_bytes"],
-            "crc": f"{row['body_crc']:08x}",
-            "at": _time(row["stored_ms"]),
-            "topic": row["topic"],
-            "queue_id": row["queue_id"],
-            "queue_offset": row["queue_offset"],
-            "message_id": row["message_id"],
-            "prepared_offset": row["prepared_offset"] if names_half else None,
-            "decision": row["decision"],
-            "half_offsets": row["half_offsets"],
-        }
-    )
-
-
-def _present(values: dict[str, Any]) -> dict[str, Any]:
-    """What is not there is absent."""
-    return {name: value for name, value in values.items() if value is not None}
-
-
 def _ms(moment: datetime) -> int:
     return int(moment.timestamp()) * 1_000 + moment.microsecond // 1_000
-
-
-def _time(ms: int) -> str | int:
-    """As the API writes times; a number that is no date as it is: nothing protects the time of a broker's record."""
-    try:
-        return (_EPOCH + timedelta(milliseconds=ms)).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
-    except OverflowError:
-        return ms

@@ -4,7 +4,7 @@ A log has millions of transactions and some dozens of different sets of facts: t
 transactions are counted by it, and each number is judged once.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntFlag, auto
 
 
@@ -109,3 +109,8 @@ def fitting(facts: Fact) -> list[str]:
 def verdict(facts: Fact) -> str | None:
     found = fitting(facts)
     return found[0] if len(found) == 1 else None
+
+
+def is_wanted(facts: Fact, wanted: Sequence[str]) -> bool:
+    """Do these of FINDINGS have it?"""
+    return verdict(facts) in wanted or any(fact in facts for name, fact in FLAGS.items() if name in wanted)

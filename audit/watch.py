@@ -23,9 +23,9 @@ from audit import columns, extent, look_up, outcomes, parquet_folder
 from audit.columns import Role
 from audit.commit_log_source import NAME, encode_log
 from audit.outcomes import Bounds
-from audit.transaction_audit import KIND, is_wanted
+from audit.transaction_audit import KIND
 from audit.uris import without_secrets
-from audit.verdicts import DAMAGED, FINDINGS, FLAGS, VERDICTS, Fact, verdict
+from audit.verdicts import DAMAGED, FINDINGS, FLAGS, VERDICTS, Fact, is_wanted, verdict
 from audit.watch_state import State, StateError, StateFolder
 
 LISTED = 1_000  # findings of one batch
