@@ -75,7 +75,7 @@ def test_a_store_on_s3_is_audited_with_its_queues_its_index_and_its_damage(spark
     found, where = extent.find_log(s3.uri("store")), s3.uri("store")
     wanted = details.Wanted(uri=s3.uri("rows"), run_id="rpt_1", files=1)
 
-    report = carry_out(spark, where, Scope(), found=found, asked=Asked(("queues", "index")), rows=wanted).report
+    report = carry_out(spark, where, Scope(), found=found, asked=Asked(("queues", "index", "positions")), rows=wanted).report
 
     assert report["findings"]["by_verdict"].keys() >= {"damaged", *planted_checks.SPOILED}
     assert report["balanced"] is True
