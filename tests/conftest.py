@@ -1,5 +1,34 @@
-"""Set-up for every test: warnings are errors (pyproject.toml), log lines stay quiet."""
+"""Set-up for every test: warnings are errors (pyproject.toml), log lines stay quiet; and where a registry may stand."""
 
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import pytest
 import structlog
 
 structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+
+ON_POSTGRESQL = pytest.mark.xdist_group("postgresql")  # one worker has the server
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator:
+    """A `PostgreSql` that runs; who stops it starts it again."""
+    from tests.support.postgresql import PostgreSql  # half a second, which most runs of few tests have no use for
+
+    with PostgreSql() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=ON_POSTGRESQL)])
+def new_database(request, tmp_path) -> Callable[[], str]:
+    """Makes an empty database at each call, of one kind and then of the other; its URL."""
+    if request.param == "postgresql":
+        return request.getfixturevalue("postgresql").new_database
+    numbers = count(1)
+    return lambda: f"sqlite:///{tmp_path / f'database-{next(numbers)}.db'}"
+
+
+@pytest.fixture
+def database_url(new_database) -> str:
+    return new_database()

@@ -8,9 +8,9 @@ from delivery.groups import GroupRules, Start
 from tests.support.clock import ManualClock
 
 
-async def test_a_group_that_is_made_while_one_of_its_name_is_deleted_begins_once_that_one_has_ended(tmp_path):
+async def test_a_group_that_is_made_while_one_of_its_name_is_deleted_begins_once_that_one_has_ended(database_url):
     """Else its positions, where it starts at the end, would be forgotten with those of the one before."""
-    database = Database(f"sqlite:///{tmp_path / 'registry.db'}")
+    database = Database(database_url)
     await database.open()
     groups = ConsumerGroups(database, ManualClock())
     await groups.create("billing")

