@@ -12,7 +12,20 @@ from pathlib import Path
 from sqlite3 import SQLITE_FULL
 from typing import Any, TypeVar
 
-from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, Select, String, Table, create_engine, event, inspect
+from sqlalchemy import (
+    Column,
+    Connection,
+    MetaData,
+    PrimaryKeyConstraint,
+    Select,
+    String,
+    Table,
+    create_engine,
+    event,
+    func,
+    inspect,
+    select,
+)
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
@@ -23,6 +36,7 @@ from storage.errors import RegistryUnavailable, StorageFull
 T = TypeVar("T")
 
 _DISK_FULL = "53100"  # PostgreSQL's disk_full
+_OPENING = int.from_bytes(b"escrowmq", "big")  # PostgreSQL's locks are numbers of 64 bits, and whose they are is by agreement
 
 _INSTALLED = Path(__file__).resolve().parent / "migrations"  # where the wheel has them, see setup.py
 MIGRATIONS = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).resolve().parents[2] / "alembic"
@@ -96,7 +110,9 @@ def rows(connection: Connection, query: Select[Any]) -> list[dict[str, Any]]:
 
 
 def bring_up_to_date(connection: Connection) -> None:
-    """Make the tables of a new database, migrate those of an older one."""
+    """Make the tables of a new database, migrate those of an older one; one process after the other."""
+    if connection.dialect.name == "postgresql":  # of SQLite the transaction has been the only one since it began
+        connection.execute(select(func.pg_advisory_xact_lock(_OPENING)))
     known = inspect(connection).get_table_names()
     if not known:
         # What alembic's cookbook says of new databases: the tables as they are now, and not by way of each that they once were.

@@ -1,5 +1,6 @@
-"""The registry's database where its disk is full, or its server has gone."""
+"""The registry's database where several open it at once, its disk is full, or its server has gone."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -18,6 +19,20 @@ async def database(tmp_path) -> AsyncIterator[Database]:
     await opened.open()
     yield opened
     await opened.aclose()
+
+
+@pytest.mark.xdist_group("postgresql")  # a file of SQLite is one process's
+async def test_all_that_open_an_empty_database_at_once_find_its_tables(postgresql):
+    for _ in range(5):
+        url = postgresql.new_database()
+        databases = [Database(url) for _ in range(4)]
+
+        opened = await asyncio.gather(*[one.open() for one in databases], return_exceptions=True)
+
+        assert opened == [None] * 4
+        assert [await count(one) for one in databases] == [0] * 4
+        for one in databases:
+            await one.aclose()
 
 
 async def allow_pages(database: Database, more: int) -> None:
