@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine
 
 from audit import extent
 from audit.reconcile import LOST_EVENT, PHANTOM, RECONCILED, UNSETTLED, MarkerError, Markers, carry_out, judge, read_markers
@@ -85,6 +86,18 @@ def test_lost_events_and_phantoms_are_found_as_often_as_there_are(spark, tmp_pat
     (of_shop, unknown) = sorted(report["by_producer_group_and_hour"], key=lambda row: row["producer_group"] == "")
     assert of_shop["producer_group"] == "shop"
     assert of_shop[LOST_EVENT] + unknown[LOST_EVENT] == expected[LOST_EVENT]
+
+
+def test_the_markers_of_any_database_are_read_as_they_were_committed(database_url):
+    engine = create_engine(database_url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE markers (transaction_id INTEGER PRIMARY KEY, outcome VARCHAR(8) NOT NULL)")
+        connection.exec_driver_sql("INSERT INTO markers VALUES (1, 'commit'), (2, 'rollback')")
+    engine.dispose()
+
+    found = read_markers(Markers(database_url))
+
+    assert sorted((row["transaction_id"], row["marked"]) for row in found.to_pylist()) == [("1", "commit"), ("2", "rollback")]
 
 
 def test_a_marker_that_is_neither_is_refused_by_its_name(tmp_path):

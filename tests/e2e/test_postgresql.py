@@ -1,0 +1,56 @@
+"""The service whose registry stands on a PostgreSQL server, which may be away."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.support.http import assert_problem, ok
+from tests.support.server import Server
+
+pytestmark = pytest.mark.xdist_group("postgresql")
+
+
+def service(folder: Path, url: str) -> Server:
+    return Server(folder / "data", dev=False, environment={"ESCROWMQ_DATABASE_URL": url})
+
+
+def test_what_was_configured_is_there_after_a_kill_and_a_server_that_was_away_is_found_again(postgresql, tmp_path):
+    with service(tmp_path, postgresql.new_database()) as server, server.client() as api:
+        topic = ok(api.post("/v1/topics", json={"topic": "Orders.eu", "queues": 3}), 201)
+        group = ok(api.put("/v1/groups/warehouse", json={"topics": [{"topic": "Orders.eu"}]}), 201)
+        producers = ok(api.put("/v1/producer-groups/shop", json={"check_mode": "poll"}), 201)
+
+        server.kill()
+        server.start()
+
+        assert ok(api.get("/v1/topics/Orders.eu")) == topic
+        assert ok(api.get("/v1/groups/warehouse")) == group
+        assert ok(api.get("/v1/producer-groups/shop")) == producers
+
+        with postgresql.away():
+            assert_problem(api.post("/v1/topics", json={"topic": "later"}), 503, "store_read_only")
+            assert ok(api.post("/v1/topics/Orders.eu/messages", json={"payload": "x"}), 201)
+        ok(api.post("/v1/topics", json={"topic": "later"}), 201)
+        assert not (tmp_path / "data" / "registry.db").exists()
+
+
+def test_a_start_without_the_server_ends_with_75_and_can_be_made_again(postgresql, tmp_path):
+    server = service(tmp_path, postgresql.new_database())
+    with postgresql.away():
+        server.start(until_ready=False)
+        assert server.wait() == 75
+
+    with server:
+        assert "registry_unavailable" in server.log()
+
+
+def test_services_that_start_at_once_on_an_empty_database_all_serve(postgresql, tmp_path):
+    url = postgresql.new_database()
+    services = [Server(tmp_path / name, environment={"ESCROWMQ_DATABASE_URL": url}) for name in "ab"]
+    with ExitStack() as stack:
+        for server in services:
+            stack.callback(server.__exit__)
+            server.start(until_ready=False)
+        for server in services:
+            server.wait_until_ready()
