@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from alembic.config import Config
-from sqlalchemy import Engine, Table, create_engine, delete, insert
+from sqlalchemy import Connection, Engine, Table, create_engine, delete, func, insert, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -14,6 +14,7 @@ from alembic import command
 from audit.sql.tables import counts, findings, groups, runs
 
 MIGRATIONS = Path(__file__).parent / "migrations"
+_OPENING = int.from_bytes(b"emqaudit", "big")  # PostgreSQL's locks are numbers of 64 bits, and whose they are is by agreement
 _OWN_COLUMNS = ("verdict", "check", "transaction_id", "producer_group", "log_offset")
 
 
@@ -39,6 +40,7 @@ class Sink:
         config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
         try:
             with self._engine.begin() as connection:
+                _make_others_wait(connection)
                 config.attributes["connection"] = connection
                 command.upgrade(config, "head")
         except Exception as error:  # noqa: BLE001 - of a driver
@@ -71,6 +73,14 @@ class Sink:
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return SinkError(text[:2_000])
+
+
+def _make_others_wait(connection: Connection) -> None:
+    """Whoever opens the same database meanwhile finds the tables when this transaction has ended, and makes none."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(_OPENING)))
+    elif connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def _secrets(url: str) -> list[str]:

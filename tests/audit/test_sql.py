@@ -35,6 +35,21 @@ def url(database_url) -> str:
     return database_url
 
 
+# Opens each database of its arguments when it is told to, and says so.
+_OPEN = """
+import sys
+from contextlib import closing
+from audit.sql.sink import Sink
+
+for url in sys.argv[1:]:
+    with closing(Sink(url)) as sink:
+        print("ready", flush=True)
+        sys.stdin.readline()
+        sink.open()
+        print("open", flush=True)
+"""
+
+
 def written(url: str, *reports: dict) -> None:
     with closing(Sink(url)) as sink:
         sink.open()
@@ -48,6 +63,22 @@ def rows(url: str, table) -> list[dict]:
         found = [dict(row) for row in connection.execute(select(table).order_by(*table.primary_key.columns)).mappings()]
     engine.dispose()
     return found
+
+
+def test_all_that_open_an_empty_database_at_once_find_its_tables(new_database):
+    urls = [new_database() for _ in range(5)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    opening = [subprocess.Popen([sys.executable, "-c", _OPEN, *urls], **pipes) for _ in range(3)]
+
+    for _ in urls:
+        assert [one.stdout.readline() for one in opening] == ["ready\n"] * 3
+        for one in opening:
+            one.stdin.write("\n")
+            one.stdin.flush()
+        assert [one.stdout.readline() for one in opening] == ["open\n"] * 3
+
+    assert [one.communicate()[0] for one in opening] == [""] * 3
+    assert [one.returncode for one in opening] == [0] * 3
 
 
 def test_a_report_is_a_run_its_counts_its_groups_and_its_findings(url):
