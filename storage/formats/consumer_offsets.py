@@ -26,14 +26,22 @@ def decode(raw: bytes) -> dict[GroupQueue, int] | None:
         found = json.loads(_BARE_KEY.sub(r'"\1":', raw.decode("utf-8", "replace")))
         table: dict[str, dict[str, Any]] = found["offsetTable"]
         return {
-            GroupQueue(group, topic, int(number)): int(offset)
+            GroupQueue(group, topic, int(number)): _long(offset)
             for (topic, group), queues in ((_parts(name), queues) for name, queues in table.items())
             for number, offset in queues.items()
         }
-    except (ValueError, TypeError, AttributeError, KeyError):
+    except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError):
         return None
 
 
 def _parts(name: str) -> tuple[str, str]:
     topic, _, group = name.partition("@")
     return topic, group
+
+
+def _long(value: Any) -> int:
+    """Raises OverflowError where no broker could have written it, ValueError, TypeError."""
+    number = int(value)
+    if not -(1 << 63) <= number < 1 << 63:
+        raise OverflowError
+    return number
