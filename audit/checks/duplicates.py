@@ -61,7 +61,7 @@ def _look_for_repeats(material: Material, found: Found) -> None:
     identified = material.rows.where(c("id_hash").isNotNull()).withColumn("place", F.xxhash64("queue_id", "stored_ms"))
     by_id = identified.groupBy("id_hash").agg(F.min("place").alias("least"), F.max("place").alias("most"))
     repeated = by_id.where(c("least") < c("most")).select("id_hash")
-    of_these = identified.join(F.broadcast(repeated), "id_hash").groupBy("id_hash")
+    of_these = identified.join(repeated, "id_hash", "left_semi").groupBy("id_hash")
     several = of_these.agg(
         F.min("topic").alias("topic"),
         F.count_distinct("place").alias("times"),
