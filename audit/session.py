@@ -35,7 +35,7 @@ _LOCAL_SETTINGS = {
 }
 # What Java gains by compiling well is less than the time that this takes: a run over a short log is mostly planning.
 _SHORT_LOG_BYTES = 256 << 20
-_SHORT_LOG_SETTINGS = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+_SHORT_LOG_SETTINGS = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1"}  # before what a user has set
 
 
 @contextmanager
