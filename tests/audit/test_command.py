@@ -1,7 +1,6 @@
 """`escrowmq audit run` as a person or a job runs it: its exit status says what was found."""
 
 import json
-import os
 import sqlite3
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 from audit.java import fits, parse_version
 from tests.audit.test_page import report as kept_report
 from tests.support.builders import message
+from tests.support.commands import audits
 from tests.support.logs import broker_record
 from tests.support.planted import FLAGGED, plant
 from tests.support.written_log import Transactions, WrittenLog
@@ -24,18 +24,6 @@ def audit(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [ESCROWMQ, "audit", "run", *options], cwd=cwd, capture_output=True, text=True, timeout=600, check=False
     )
-
-
-RUNS = """
-import sys
-from cli.main import main
-for line in sys.stdin.read().splitlines():
-    sys.argv = ["escrowmq", "audit", "run", "--master", "local[2]", *line.split()]
-    try:
-        main()
-    except SystemExit as ended:
-        print("ended with", ended.code, flush=True)
-"""
 
 
 @pytest.mark.xdist_group("spark")
@@ -55,37 +43,22 @@ def test_the_exit_status_says_what_came_of_it(tmp_path):
         "--log deceived --split-mb 1",
     ]
 
-    done = subprocess.run(
-        [sys.executable, "-c", RUNS],
-        input="\n".join(lines),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-        # In runs of seconds compiling more costs more than it gains.
-        env={
-            **os.environ,
-            "TMPDIR": str(scratch_of(tmp_path)),
-            "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        },
-    )
+    runs = [f"run --master local[2] {line}" for line in lines]
+    statuses, said, complained = audits(runs, tmp_path, {"TMPDIR": str(scratch_of(tmp_path))})
 
-    assert [line for line in done.stdout.splitlines() if line.startswith("ended")] == [
-        f"ended with {status}" for status in (0, 1, 2, 3, 4)
-    ], done.stderr
+    assert statuses == [0, 1, 2, 3, 4], complained
     report = json.loads((tmp_path / "planted.json").read_text("utf-8"))
     assert report["begun"] == len(truth)
     assert report["balanced"] is True
     assert report["findings"]["total"] == sum(report["findings"]["by_verdict"].values()) > len(FLAGGED)
     assert (report["run"]["exit_status"], report["run"]["log"]) == (1, "planted")
     assert rows_of(tmp_path / "reports.db") == (report["begun"], 1, report["findings"]["total"], report["verdicts"])
-    assert f"{len(truth)} transactions" in done.stdout
-    assert "rolled_back_but_delivered" in done.stdout
-    assert "no transaction in the log is of nobody" in done.stderr
-    assert "File name too long" in done.stderr
-    assert "It does NOT balance" in done.stdout
-    assert "WARN" not in done.stderr, "Java and Spark speak into their own file"
+    assert f"{len(truth)} transactions" in said
+    assert "rolled_back_but_delivered" in said
+    assert "no transaction in the log is of nobody" in complained
+    assert "File name too long" in complained
+    assert "It does NOT balance" in said
+    assert "WARN" not in complained, "Java and Spark speak into their own file"
     left = {path.name.partition("-audit-")[0] for path in scratch_of(tmp_path).iterdir()}
     assert left <= {"escrowmq", "hsperfdata_root"}, "of the run that failed"
 

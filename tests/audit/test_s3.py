@@ -3,8 +3,6 @@
 import json
 import os
 import sqlite3
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -22,6 +20,7 @@ from audit.watch import Watch
 from audit.watch_state import StateFolder
 from tests.support import planted_checks
 from tests.support.builders import message
+from tests.support.commands import audits
 from tests.support.planted import plant
 from tests.support.s3_server import SECRET, S3Server
 from tests.support.written_log import Transactions, WrittenLog
@@ -142,21 +141,8 @@ def test_a_watch_of_a_store_on_s3_keeps_its_state_there(spark, tmp_path, s3):
     assert SECRET not in "".join(s3.read(f"state/{name}").decode() for name in s3.names("state") if name.endswith(".json"))
 
 
-RUNS = """
-import sys
-from cli.main import main
-for line in sys.stdin.read().splitlines():
-    sys.argv = ["escrowmq", "audit", *line.split()]
-    try:
-        main()
-    except SystemExit as ended:
-        print("ended with", ended.code, flush=True)
-"""
-
-
 @pytest.mark.faults
 def test_the_commands_take_everything_about_s3_from_the_environment(tmp_path, s3):
-    """One process for all, since Java takes seconds to start."""
     shop = Transactions(WrittenLog(tmp_path / "store", segment_bytes=1 << 12))
     while shop.log.end < 3 << 12:
         shop.commit(shop.begin(f"order-{shop.log.end}"))
@@ -184,22 +170,11 @@ def test_the_commands_take_everything_about_s3_from_the_environment(tmp_path, s3
         "show s3://bucket/nowhere.json": 2,
     }
 
-    done = subprocess.run(
-        [sys.executable, "-c", RUNS],
-        input="\n".join(lines),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-        # In runs of seconds compiling more costs more than it gains.
-        env={**os.environ, **s3.environment, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
-    )
+    statuses, said, complained = audits(lines, tmp_path, s3.environment)
 
-    ended = [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("ended")]
-    assert ended == list(lines.values()), done.stderr
-    assert SECRET not in done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
+    assert statuses == list(lines.values()), complained
+    assert SECRET not in said + complained
+    assert "Traceback" not in complained
     report = json.loads(s3.read("out/report.json"))
     assert report["flags"]["undecided_but_published"] == 1
     assert report["run"]["log"] == "s3://bucket/shop"

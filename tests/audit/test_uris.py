@@ -3,15 +3,11 @@
 import subprocess
 import sys
 from datetime import UTC, datetime
-from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
 from audit.uris import below, without_secrets
 from cli.audit_common import Exit, in_short, run_part
-
-ESCROWMQ = Path(sys.executable).with_name("escrowmq")
 
 
 @pytest.mark.parametrize(
@@ -55,11 +51,13 @@ def test_what_lies_in_a_folder_is_named_before_what_else_a_uri_says(uri, inside)
     assert below(uri, "run") == inside
 
 
-@pytest.mark.skipif(find_spec("hdfs_native") is not None, reason="hdfs-native is installed")
 def test_where_nothing_speaks_to_hdfs_it_is_said_what_to_install(tmp_path):
-    command = [ESCROWMQ, "audit", "archive", "--log", "hdfs://127.0.0.1:9/store", "--to", "archive"]
+    without = "import sys; sys.modules['hdfs_native'] = None; from cli.main import main; main()"
+    arguments = ["audit", "archive", "--log", "hdfs://127.0.0.1:9/store", "--to", "archive"]
 
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", without, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
 
     assert done.returncode == 3
     assert "pip install 'escrowmq[hdfs]'" in done.stderr
