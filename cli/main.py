@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from app import exit_codes
-from cli import audit, compact, reconcile, watch
+from cli import audit, compact, reconcile, store, watch
 
 app = typer.Typer(
     name="escrowmq",
@@ -22,6 +22,7 @@ audit.app.command()(reconcile.reconcile)
 audit.app.command()(compact.compact)
 audit.app.command()(watch.watch)
 app.add_typer(audit.app)
+app.add_typer(store.app)
 
 
 @app.command()
