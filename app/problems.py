@@ -16,6 +16,7 @@ from storage import errors
 from storage.errors import MessagingError
 
 MEDIA_TYPE = "application/problem+json"
+_SHOWN = 200  # characters of a value in a field error
 
 
 class FieldError(msgspec.Struct, frozen=True):
@@ -146,6 +147,16 @@ def invalid_field(pointer: str, code: str, detail: str) -> Refusal:
     return Refusal("validation_failed", detail, errors=[FieldError(pointer, code, detail)])
 
 
+def differs(pointer: str, old: object, new: object, *, code: str = "differs") -> FieldError:
+    """A field whose value in the request is not the one that is in force."""
+    return FieldError(pointer, code, f"it is {_shown(old)}, the request has {_shown(new)}")
+
+
+def _shown(value: object) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
 def as_refusal(error: MessagingError | Refusal) -> Refusal:
     """The refusal that an error of the house becomes."""
     if isinstance(error, Refusal):
@@ -160,6 +171,8 @@ def as_refusal(error: MessagingError | Refusal) -> Refusal:
         context = {} if error.position is None else {"position": str(error.position)}
     elif isinstance(error, errors.InvalidRequest):
         fields = [FieldError(error.pointer, "invalid", detail)] if error.pointer else []
+    elif isinstance(error, errors.TopicExists):
+        fields = [differs(f"/{name}", *values) for name, values in error.differences.items()]
     elif isinstance(error, errors.MessageTooLarge):
         context = {"limit_bytes": str(error.limit_bytes)}
     elif isinstance(error, errors.OffsetOutOfRange):

@@ -10,7 +10,8 @@
     │   ├── UnsupportedCombination
     │   ├── NotSupportedByEngine    this engine, or this release, cannot do it
     │   ├── UnknownTopic  UnknownQueue  UnknownGroup  UnknownProducerGroup  UnknownTransaction
-    │   ├── TopicExists  TransactionExists
+    │   ├── TopicExists             .differences
+    │   ├── TransactionExists
     │   ├── TransactionExpired
     │   ├── OffsetOutOfRange        .requested .available
     │   │   ├── OffsetExpired
@@ -38,6 +39,7 @@
 The first docstring line says what happened and is the default text. What each becomes over HTTP: `app/problems.py`.
 """
 
+from collections.abc import Mapping
 from pathlib import PurePath
 
 
@@ -136,6 +138,11 @@ class UnknownTransaction(RejectedError):
 
 class TopicExists(RejectedError):
     """The topic exists with other settings."""
+
+    def __init__(self, topic: str, differences: Mapping[str, tuple[object, object]]) -> None:
+        """`differences`: setting to its value (of the topic, in the request)."""
+        super().__init__(f"topic {topic} exists with other settings: {', '.join(differences)}")
+        self.differences = differences
 
 
 class TransactionExpired(RejectedError):

@@ -174,7 +174,7 @@ class Topics:
             if known is None:
                 return await self._add(self._new(settings)), True
         if known.settings != settings:
-            raise TopicExists(f"topic {settings.topic} exists with other settings")
+            raise TopicExists(settings.topic, _differences(known.settings, settings))
         return known, False
 
     async def change(self, name: str, changed: Callable[[Topic], TopicSettings]) -> Topic:
@@ -217,6 +217,11 @@ class Topics:
         await self._store.create_topic(settings.topic, queue_count=settings.queues)
         self._topics[settings.topic] = topic
         return topic
+
+
+def _differences(known: TopicSettings, given: TopicSettings) -> dict[str, tuple[object, object]]:
+    old, new = msgspec.structs.asdict(known), msgspec.structs.asdict(given)
+    return {name: (old[name], new[name]) for name in old if old[name] != new[name]}
 
 
 def check_name(name: str, *, what: str = "topic", pointer: str = "/topic") -> None:

@@ -13,6 +13,7 @@ from app.topics.schemas import (
     QueuePosition,
     Topic,
     TopicChanges,
+    TopicDefinition,
     TopicInput,
     TopicPage,
     TopicStats,
@@ -53,8 +54,26 @@ async def list_topics(request: Request) -> Response:
     ),
 )
 async def create_topic(request: Request) -> Response:
-    """Create a topic. The same call again answers 200; with other settings 409."""
+    """Create a topic. The same call again answers 200; with other settings 409, whose `errors[]` names each."""
     return await answer(request, handlers.create)
+
+
+@router.put(
+    "/v1/topics/{topic}",
+    **operation(
+        "putTopic",
+        tag="topics",
+        body=TopicDefinition,
+        body_is_optional=True,
+        example={"queues": 4, "retention_ms": 259_200_000},
+        answers={201: Topic, 200: Topic},
+        answer_headers=["Location", "ETag"],
+        problems=["topic_exists", "reserved_topic", *WRITING],
+    ),
+)
+async def put_topic(topic: TopicPath, request: Request) -> Response:
+    """Create a topic if it does not exist. An equal one answers 200; other settings are 409, PATCH changes them."""
+    return await answer(request, handlers.put, topic)
 
 
 @router.get(

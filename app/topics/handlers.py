@@ -21,6 +21,7 @@ from app.topics.schemas import (
     QueuePosition,
     Topic,
     TopicChanges,
+    TopicDefinition,
     TopicInput,
     TopicPage,
     TopicSchema,
@@ -30,6 +31,7 @@ from delivery.by_time import offset_by_time
 from storage.message import Appended, Message
 
 _decoder = msgspec.json.Decoder(TopicInput)
+_definition_decoder = msgspec.json.Decoder(TopicDefinition)
 _changes_decoder = msgspec.json.Decoder(TopicChanges)
 
 
@@ -40,9 +42,7 @@ async def create(services: Services, call: Call) -> Reply:
     before = None if request is None else await services.sent_keys.sent_before(request, window_ms=registry.DAY_MS)
     if before is not None:
         return _created(services.topics.get(before.topic), before.status, {"Idempotency-Replayed": "true"})
-    # What is not said is as it is: the setting that a new topic has it from may have changed since.
-    said = {"retention_ms": services.topics.retention_ms_of(given.topic), **_said(given)}
-    settings = registry.TopicSettings(topic=given.topic, **said)
+    settings = _settings(services, given.topic, given)
     status = 200 if services.topics.knows(given.topic) else 201
 
     async def create_and_append(marks: Sequence[Message]) -> list[Appended]:
@@ -55,6 +55,19 @@ async def create(services: Services, call: Call) -> Reply:
     else:
         await services.sent_keys.append(request, given.topic, {}, create_and_append, status=status)
     return _created(services.topics.get(given.topic), status, {})
+
+
+async def put(services: Services, call: Call, topic_name: str) -> Reply:
+    registry.check_name(topic_name)
+    settings = _settings(services, topic_name, call.decode(_definition_decoder))
+    topic, is_new = await services.topics.create(settings)
+    return _created(topic, 201 if is_new else 200, {})
+
+
+def _settings(services: Services, name: str, given: TopicDefinition) -> registry.TopicSettings:
+    # A retention that is left out is the topic's own: the service's default may have changed since the topic was created.
+    said = {"retention_ms": services.topics.retention_ms_of(name), **_said(given)}
+    return registry.TopicSettings(topic=name, **said)
 
 
 def _created(topic: registry.Topic, status: int, headers: dict[str, str]) -> Reply:
@@ -126,7 +139,7 @@ async def search_offset(services: Services, call: Call, topic_name: str, queue_i
     return reply(200, position)
 
 
-def _said(given: TopicInput | TopicChanges) -> dict[str, Any]:
+def _said(given: TopicDefinition | TopicChanges) -> dict[str, Any]:
     """The settings that were given, but the name. Raises Refusal."""
     said = {name: value for name, value in msgspec.structs.asdict(given).items() if value is not UNSET and name != "topic"}
     if given.message_types is not UNSET:

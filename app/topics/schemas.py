@@ -36,10 +36,9 @@ class TopicSchema(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ]
 
 
-class TopicInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A topic to be made."""
+class TopicDefinition(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The settings of a topic."""
 
-    topic: TopicName
     queues: Annotated[int, Meta(ge=1, le=1_024)] = 4
     message_types: Annotated[list[MessageType], Meta(min_length=1, max_length=4, description="What may be sent to it.")] = (
         msgspec.field(default_factory=lambda: list(ALL_TYPES))
@@ -63,6 +62,12 @@ class TopicInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     dedup_window_ms: Annotated[int, Meta(ge=0, le=_MAX_MS, description="How long an Idempotency-Key counts.")] = DAY_MS
     max_delay_ms: Annotated[int, Meta(ge=0, le=_MAX_MS)] = 30 * DAY_MS
     schema: TopicSchema | UnsetType = UNSET
+
+
+class TopicInput(TopicDefinition, forbid_unknown_fields=True, kw_only=True):
+    """A topic to be made."""
+
+    topic: TopicName
 
 
 class TopicChanges(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

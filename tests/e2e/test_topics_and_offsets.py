@@ -53,6 +53,30 @@ def test_making_it_again_is_200_when_it_is_equal_and_409_when_it_is_not(api, top
     assert ok(create(api, name, queues=2, message_types=["normal", "fifo"])) == first
     problem = assert_problem(create(api, name, queues=3), 409, "topic_exists")
     assert problem["retryable"] is False
+    assert problem["errors"] == [
+        {"pointer": "/queues", "code": "differs", "detail": "it is 2, the request has 3"},
+        {
+            "pointer": "/message_types",
+            "code": "differs",
+            "detail": 'it is ["normal","fifo"], the request has ["normal","fifo","delayed","transactional"]',
+        },
+    ]
+
+
+def test_a_put_creates_a_topic_once_and_never_changes_it(api, topic):
+    path = f"/v1/topics/put-{topic}"
+    first = api.put(path, json={"queues": 2})
+    made = ok(first, 201)
+
+    assert (made["queues"], made["max_delay_ms"], first.headers["etag"]) == (2, 30 * DAY_MS, '"1"')
+    assert first.headers["location"] == path
+    assert ok(api.put(path, json={"queues": 2})) == made
+    problem = assert_problem(api.put(path, json={"queues": 3, "max_delay_ms": 0}), 409, "topic_exists")
+    assert [error["pointer"] for error in problem["errors"]] == ["/queues", "/max_delay_ms"]
+    assert ok(api.get(path)) == made
+    assert_problem(api.put(path, json={"topic": f"put-{topic}"}), 422, "validation_failed")
+    assert_problem(api.put("/v1/topics/rmq_sys_x"), 422, "reserved_topic")
+    assert ok(api.put(f"/v1/topics/put-all-defaults-{topic}"), 201)["queues"] == 4
 
 
 @pytest.mark.parametrize("name", ["a", "A", "0", "-", "_x", "a.b", "x" * 127, "a..b", "a."])
