@@ -45,11 +45,15 @@ async def list_groups(request: Request) -> Response:
         answer_headers=["ETag"],
         answers={201: Group, 200: Group},
         headers=[IF_MATCH],
-        problems=["topic_not_found", "reserved_topic", "revision_mismatch", *WRITING],
+        problems=["topic_not_found", "reserved_topic", "filter_conflict", "revision_mismatch", *WRITING],
     ),
 )
 async def put_group(group: Name, request: Request) -> Response:
-    """Create a consumer group or change it. What is left out of the body has its default."""
+    """Create a consumer group or change it.
+
+    What is left out of the body keeps its value. A filter or the start of a topic that the group reads, and the end of a
+    subscription, need `If-Match`, else 409; with `If-Match` the body replaces all settings.
+    """
     return await answer(request, handlers.put, group)
 
 

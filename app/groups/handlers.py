@@ -8,7 +8,7 @@ from msgspec import UNSET
 from app import codec, pages
 from app.exchange import NO_CONTENT, Call, Reply, reply
 from app.groups.schemas import Filter, Group, GroupInput, GroupPage, Subscription, SubscriptionInput
-from app.problems import FieldError, as_refusal, invalid_field
+from app.problems import FieldError, Refusal, as_refusal, differs, invalid_field
 from app.registry.consumer_groups import ConsumerGroup
 from app.services import Services
 from app.topics.schemas import PageQuery
@@ -22,20 +22,17 @@ _decoder = msgspec.json.Decoder(GroupInput)
 async def put(services: Services, call: Call, name: str) -> Reply:
     services.consumer_groups.check_name(name)
     given = call.decode(_decoder)
-    rules = delivery.GroupRules(
-        subscriptions=tuple(_subscriptions(services, given.topics)),
-        start=delivery.Start(given.start),
-        lease_ms=given.lease_ms,
-        max_attempts=given.max_attempts,
-        backoff_ms=tuple(given.backoff_ms),
-        dead_letter=given.dead_letter,
-        ordered=given.ordered,
-        skip_lag_over=None if given.skip_lag_over is UNSET else given.skip_lag_over,
-        skip_older_than_ms=None if given.skip_older_than_ms is UNSET else given.skip_older_than_ms,
-    )
-    # The positions first: a group that could receive before it has them would be handed its whole history.
+
+    def new_rules(known: ConsumerGroup | None) -> delivery.GroupRules:
+        call.check_if_match(None if known is None else known.revision)
+        if known is None or "if-match" in call.headers:
+            return _rules(services, given, delivery.GroupRules())
+        _check_conflicts(given, known.rules)
+        return _rules(services, given, known.rules)
+
+    # The positions first: a group that could receive before it has them would start with its whole history.
     group, is_new = await services.consumer_groups.put(
-        name, rules, check=call.check_if_match, begin=lambda: services.delivery.begin(name, rules)
+        name, new_rules, begin=lambda rules: services.delivery.begin(name, rules)
     )
     return _answer(group, status=201 if is_new else 200)
 
@@ -58,6 +55,38 @@ async def delete(services: Services, call: Call, name: str) -> Reply:
     # The registry first: a group that had lost its positions would be handed everything again.
     await services.consumer_groups.delete(name, check=call.check_if_match, end=lambda: services.delivery.delete(name))
     return NO_CONTENT
+
+
+def _rules(services: Services, given: GroupInput, old: delivery.GroupRules) -> delivery.GroupRules:
+    """The rules with the fields that are given. Raises Refusal."""
+    fields = {name: value for name, value in msgspec.structs.asdict(given).items() if value is not UNSET and name != "topics"}
+    if given.topics is not UNSET:
+        subscribed = {one.topic for one in old.subscriptions}
+        named = _subscriptions(services, given.topics)
+        fields["subscriptions"] = (*old.subscriptions, *(one for one in named if one.topic not in subscribed))
+    return msgspec.convert(msgspec.to_builtins(old) | msgspec.to_builtins(fields), delivery.GroupRules)
+
+
+def _check_conflicts(given: GroupInput, old: delivery.GroupRules) -> None:
+    """Raise Refusal where the request would change what the consumers of the group get from topics that it reads."""
+    conflicts: list[FieldError] = []
+    subscribed = {one.topic: one for one in old.subscriptions}
+    for index, one in enumerate([] if given.topics is UNSET else given.topics):
+        known = subscribed.pop(one.topic, None)
+        if known is None or one.filter is UNSET or (one.filter.kind, one.filter.expression) == known[1:]:
+            continue
+        old_filter = {"kind": known.kind, "expression": known.expression}
+        conflicts.append(differs(f"/topics/{index}/filter", old_filter, one.filter, code="filter_conflict"))
+    if given.topics is not UNSET:
+        conflicts += [differs("/topics", topic, None, code="filter_conflict") for topic in subscribed]
+    if old.subscriptions and given.start is not UNSET and given.start != old.start:
+        conflicts.append(differs("/start", old.start, given.start, code="filter_conflict"))
+    if conflicts:
+        raise Refusal(
+            "filter_conflict",
+            "without If-Match a PUT changes no filter and no start, and ends no subscription",
+            errors=conflicts,
+        )
 
 
 def _subscriptions(services: Services, given: Sequence[SubscriptionInput]) -> list[delivery.Subscription]:

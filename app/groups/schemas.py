@@ -9,8 +9,9 @@ from app.consume.schemas import LeaseMs
 from app.messages.schemas import MAX_DELAY_MS, MAX_ENTRIES, Offset, Timestamp
 from app.topics.schemas import TopicName
 from delivery.filters import MAX_EXPRESSION_BYTES, FilterKind
-from delivery.groups import ATTEMPTS, BACKOFF_MS, MOST_ATTEMPTS
+from delivery.groups import ATTEMPTS, BACKOFF_MS, MOST_ATTEMPTS, GroupRules
 
+DEFAULT = GroupRules()
 MAX_TOPICS = 100
 MAX_SKIP_LAG = 1_000_000_000
 
@@ -32,24 +33,64 @@ class SubscriptionInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 
 
 class GroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What the group reads, and how. What is left out has its default, also where the group exists."""
+    """What the group reads, and how.
 
-    topics: Annotated[list[SubscriptionInput], Meta(max_length=MAX_TOPICS)] = []
-    start: Annotated[
-        Literal["earliest", "latest"], Meta(description="Where it begins in a queue in which it has no offset.")
-    ] = "earliest"
-    lease_ms: LeaseMs = 30_000
-    max_attempts: Annotated[int, Meta(ge=1, le=MOST_ATTEMPTS, description="How often a message is handed out at most.")] = (
-        ATTEMPTS
-    )
-    backoff_ms: Annotated[
-        list[Annotated[int, Meta(ge=0, le=MAX_DELAY_MS)]],
-        Meta(min_length=1, max_length=100, description="How long the nth retry waits; the last value repeats."),
-    ] = msgspec.field(default_factory=lambda: list(BACKOFF_MS))
-    dead_letter: Annotated[
-        bool, Meta(description="Keep what used up its attempts. Else it is dropped, and an event in the log says so.")
-    ] = True
-    ordered: Annotated[bool, Meta(description="One lease at a time for each ordering key; a retry makes its key wait.")] = False
+    A field that is left out keeps its value; in a new group, and with `If-Match`, it gets its default.
+    """
+
+    topics: (
+        Annotated[
+            list[SubscriptionInput],
+            Meta(
+                max_length=MAX_TOPICS, description="All of the group's topics. A filter that is left out stays. Default: none."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    start: (
+        Annotated[
+            Literal["earliest", "latest"],
+            Meta(description="Where it begins in a queue in which it has no offset. Default: earliest."),
+        ]
+        | UnsetType
+    ) = UNSET
+    lease_ms: (
+        Annotated[LeaseMs, Meta(description=f"How long a message is leased. Default: {DEFAULT.lease_ms}.")] | UnsetType
+    ) = UNSET
+    max_attempts: (
+        Annotated[
+            int, Meta(ge=1, le=MOST_ATTEMPTS, description=f"Maximum number of deliveries of a message. Default: {ATTEMPTS}.")
+        ]
+        | UnsetType
+    ) = UNSET
+    backoff_ms: (
+        Annotated[
+            list[Annotated[int, Meta(ge=0, le=MAX_DELAY_MS)]],
+            Meta(
+                min_length=1,
+                max_length=100,
+                description=f"How long the nth retry waits; the last value repeats. Default: {list(BACKOFF_MS)}.",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    dead_letter: (
+        Annotated[
+            bool,
+            Meta(
+                description="Keep messages that used up their attempts. Else they are dropped, and an event in the log says "
+                "so. Default: true."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    ordered: (
+        Annotated[
+            bool,
+            Meta(description="One lease at a time for each ordering key; a retry makes its key wait. Default: false."),
+        ]
+        | UnsetType
+    ) = UNSET
     skip_lag_over: (
         Annotated[
             int,

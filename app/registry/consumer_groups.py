@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
+import structlog
 from sqlalchemy import Connection, delete, insert, select, update
 
 from app.registry.database import Database, rows
@@ -13,6 +14,8 @@ from app.registry.topics import check_name
 from delivery.groups import GroupRules
 from storage.clock import Clock
 from storage.errors import UnknownGroup
+
+log = structlog.get_logger()
 
 
 class ConsumerGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,25 +69,27 @@ class ConsumerGroups:
     async def put(
         self,
         name: str,
-        rules: GroupRules,
+        new_rules: Callable[[ConsumerGroup | None], GroupRules],
         *,
-        check: Callable[[int | None], None],
-        begin: Callable[[], Awaitable[None]],
+        begin: Callable[[GroupRules], Awaitable[None]],
     ) -> tuple[ConsumerGroup, bool]:
-        """(the group, was it made now). Raises as `check_name`, StorageFull.
+        """Create or change a group; (the group, was it created now). Raises as `check_name`, StorageFull.
 
-        `check` is told the revision that is to be changed, None where there is none, and may refuse by raising; then, before
-        anybody can see the rules, comes `begin`.
+        `new_rules` gets the group as it is, None where it does not exist, and may refuse by raising; then, before the rules
+        are visible, comes `begin`.
         """
         self.check_name(name)
         async with self._changing:
             known = self._groups.get(name)
-            check(None if known is None else known.revision)
-            await begin()
+            rules = new_rules(known)
+            await begin(rules)
             if known is None:
                 return await self._insert(name, rules), True
             if known.rules != rules:
+                old = msgspec.to_builtins(known.rules)
                 known = await self._update(msgspec.structs.replace(known, rules=rules, revision=known.revision + 1))
+                changes = {field: (old[field], new) for field, new in msgspec.to_builtins(rules).items() if old[field] != new}
+                log.info("group_changed", group=name, revision=known.revision, changes=changes)
             return known, False
 
     async def create(self, name: str) -> ConsumerGroup:
@@ -94,7 +99,10 @@ class ConsumerGroups:
             return self._groups.get(name) or await self._insert(name, GroupRules())
 
     async def delete(self, name: str, *, check: Callable[[int | None], None], end: Callable[[], Awaitable[None]]) -> None:
-        """`check` as for `put`; `end` comes last, before anybody can make a group of the name. Raises UnknownGroup."""
+        """Delete a group. `end` comes last, before a group of the name can be created again. Raises UnknownGroup.
+
+        `check` gets the group's revision and may refuse by raising.
+        """
         async with self._changing:
             check(self.get(name).revision)
 

@@ -131,7 +131,8 @@ def test_a_filter_belongs_to_the_group_and_says_where_it_is_wrong(api, topic):
     wrong = {"topic": topic, "filter": {"kind": "sql92", "expression": "amount > "}}
     assert_problem(api.put(path, json={"topics": [wrong]}), 422, "validation_failed", "/topics/0/filter/expression")
     group = Group(api, topic)
-    ok(api.put(group.path, json={"topics": [wrong | {"filter": {"kind": "sql92", "expression": "amount > 10"}}]}))
+    right = wrong | {"filter": {"kind": "sql92", "expression": "amount > 10"}}
+    ok(api.put(group.path, json={"topics": [right]}, headers={"If-Match": '"1"'}))
     group.send("no", properties={"amount": "9"})
     group.send("yes", properties={"amount": "11"})
 

@@ -22,12 +22,12 @@ async def test_a_group_that_is_made_while_one_of_its_name_is_deleted_begins_once
         await may_end.wait()
         happened.append("ended")
 
-    async def begin() -> None:
+    async def begin(_: GroupRules) -> None:
         happened.append("begun")
 
     deleting = asyncio.create_task(groups.delete("billing", check=lambda _: None, end=end))
     await is_ending.wait()
-    making = asyncio.create_task(groups.put("billing", GroupRules(start=Start.LATEST), check=lambda _: None, begin=begin))
+    making = asyncio.create_task(groups.put("billing", lambda _: GroupRules(start=Start.LATEST), begin=begin))
     await asyncio.sleep(0)
     may_end.set()
     await asyncio.gather(deleting, making)
