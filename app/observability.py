@@ -10,13 +10,15 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from itertools import accumulate
 from typing import TextIO, cast
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from scheduler.loops import LoopReport
+from storage.store import SYNC_BUCKETS_MS, SyncStatistics
 
 _LATENCY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
@@ -130,6 +132,10 @@ class Metrics:
         """How the loops are, read when somebody scrapes."""
         self.registry.register(_ReadLoops(reports))
 
+    def watch_syncs(self, statistics: Callable[[], SyncStatistics | None]) -> None:
+        """Durations of the log's syncs, read at each scrape; None before the store is open."""
+        self.registry.register(_ReadSyncs(statistics))
+
     def watch(self, gauges: Callable[[], Iterable[tuple[str, str, float]]]) -> None:
         """Values read when somebody scrapes: (name, help, value)."""
         self.registry.register(_Read(gauges))
@@ -167,3 +173,26 @@ class _ReadLoops:
             failures.add_metric([report.loop], report.failures)
             set_aside.add_metric([report.loop], report.set_aside.total)
         yield from (lag, failures, set_aside)
+
+
+class _ReadSyncs:
+    def __init__(self, statistics: Callable[[], SyncStatistics | None]) -> None:
+        self._statistics = statistics
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing is known before the store is open."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        syncs = self._statistics()
+        if syncs is None:
+            return
+        bounds = [*(str(bound_ms / 1000) for bound_ms in SYNC_BUCKETS_MS), "+Inf"]
+        durations = HistogramMetricFamily("escrowmq_log_sync_seconds", "Durations of the log's syncs")
+        durations.add_metric([], list(zip(bounds, accumulate(syncs.counts), strict=True)), syncs.total_ms / 1000)
+        yield durations
+        longest, running = syncs.longest_ms / 1000, syncs.in_flight_ms / 1000
+        yield GaugeMetricFamily("escrowmq_log_longest_sync_seconds", "Longest sync since the start", longest)
+        yield GaugeMetricFamily("escrowmq_log_sync_running_seconds", "Duration so far of the sync in flight", running)
+        answered = "Sends answered 202 because their sync took longer than the limit"
+        yield CounterMetricFamily("escrowmq_log_answered_before_sync", answered, syncs.answered_before)

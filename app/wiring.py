@@ -88,6 +88,7 @@ class Wiring:
         self._loops = Loops(self._clock, chance=SystemRandom().random)
         metrics.watch(self._gauges)
         metrics.watch_loops(self._loops.reports)
+        metrics.watch_syncs(lambda: None if self._store is None else self._store.status().syncs)
 
     def get_services(self) -> Services:
         """Raises StoreRecovering before the service is ready, StoreClosed once it stops."""

@@ -200,6 +200,19 @@ class TagCodes(Protocol):
         """
 
 
+SYNC_BUCKETS_MS = (1, 2, 5, 10, 20, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000)
+
+
+class SyncStatistics(NamedTuple):
+    """Durations of the log's syncs since the start, in milliseconds."""
+
+    counts: tuple[int, ...]  # syncs by duration: one number for each of SYNC_BUCKETS_MS, and one for those beyond the last
+    total_ms: int
+    longest_ms: int  # the one in flight included
+    in_flight_ms: int  # 0 when none is
+    answered_before: int  # appends answered as buffered because their sync took longer than the limit
+
+
 class StoreStatus(NamedTuple):
     """Numbers for operators; byte positions of the log."""
 
@@ -210,6 +223,7 @@ class StoreStatus(NamedTuple):
     queued_bytes: int
     replay_backlog_bytes: int
     last_flush_ms: int
+    syncs: SyncStatistics
     segments: int
     derived_at_ms: int | None  # when what is derived was last begun to be written
     derive_lag_ms: int

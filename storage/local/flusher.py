@@ -10,6 +10,7 @@ from storage.clock import Clock
 from storage.files.segments import Segments
 from storage.local.checkpoint_file import CheckpointFile
 from storage.local.runner import Lane, Runner
+from storage.local.sync_times import SyncTimes
 
 _FORCE_CHECKPOINT_MS = 1_000
 
@@ -24,10 +25,14 @@ class Flusher:
         *,
         durable_end: int,
         epoch: int,
+        warn_ms: int,
         on_flushed: Callable[[], None],
         on_failure: Callable[[Exception], None],
     ) -> None:
-        """`on_flushed` is called whenever `durable_end` has moved, before the next flush begins."""
+        """`on_flushed` is called whenever `durable_end` has moved, before the next flush begins.
+
+        `warn_ms`: a flush that takes so long leaves a warning in the log.
+        """
         self._segments = segments
         self._checkpoint = checkpoint
         self._runner = runner
@@ -38,18 +43,19 @@ class Flusher:
         self.durable_end = durable_end
         self._wanted_end = durable_end
         self._wanted_stored_at_ms = 0
-        self._begun_ms: int | None = None
+        self.times = SyncTimes(runner, clock, warn_ms=warn_ms)
+        self._is_busy = False
         self._forced_ms = clock.monotonic_ms()
         self._has_failed = False
         self.last_flush_ms = 0  # how long the last one took
 
     @property
     def is_busy(self) -> bool:
-        return self._begun_ms is not None
+        return self._is_busy
 
     def busy_ms(self) -> int:
         """For how long the flush in flight has been running; 0 when there is none."""
-        return 0 if self._begun_ms is None else self._clock.monotonic_ms() - self._begun_ms
+        return self.times.in_flight_ms()
 
     def request(self, end: int, stored_at_ms: int) -> None:
         """Make everything below `end` durable, `stored_at_ms` being the time of the newest record there."""
@@ -62,7 +68,9 @@ class Flusher:
         if self.is_busy or self._has_failed or self._wanted_end <= self.durable_end:
             return
         begin, end, stored_at_ms = self.durable_end, self._wanted_end, self._wanted_stored_at_ms
-        now_ms = self._begun_ms = self._clock.monotonic_ms()
+        self._is_busy = True
+        self.times.begin(end - begin)
+        now_ms = self._clock.monotonic_ms()
         force = now_ms - self._forced_ms >= _FORCE_CHECKPOINT_MS
         if force:
             self._forced_ms = now_ms
@@ -79,12 +87,14 @@ class Flusher:
     def _done(self, end: int) -> None:
         assert end > self.durable_end, "a flush never takes back what was durable"
         self.last_flush_ms = self.busy_ms()
-        self._begun_ms = None
+        self._is_busy = False
+        self.times.end()
         self.durable_end = end
         self._on_flushed()
         self._start()
 
     def _failed(self, error: Exception) -> None:
         self._has_failed = True
-        self._begun_ms = None
+        self._is_busy = False
+        self.times.fail()
         self._on_failure(error)

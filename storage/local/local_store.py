@@ -151,6 +151,7 @@ class LocalMessageStore:
             clock,
             durable_end=recovered.end,
             epoch=recovered.epoch,
+            warn_ms=options.warn_sync_ms,
             on_flushed=self._on_flushed,
             on_failure=self._fail,
         )
@@ -464,6 +465,7 @@ class LocalMessageStore:
             queued_bytes=self._writer.queued_bytes,
             replay_backlog_bytes=self._deriver.backlog_bytes,
             last_flush_ms=self._flusher.last_flush_ms,
+            syncs=self._flusher.times.statistics(),
             segments=len(list(self._log.segments)),
             derived_at_ms=self._deriver.last_round_ms,
             derive_lag_ms=self._deriver.lag_ms(),

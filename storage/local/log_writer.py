@@ -44,7 +44,7 @@ log = structlog.get_logger()
 class AppendCall:
     """One call of `append`: all its messages go into one unit."""
 
-    __slots__ = ("cost_bytes", "done", "durability", "failed", "from_reserve", "messages", "queues")
+    __slots__ = ("added_ms", "cost_bytes", "done", "durability", "failed", "from_reserve", "messages", "queues")
 
     def __init__(
         self,
@@ -63,13 +63,14 @@ class AppendCall:
         self.from_reserve = from_reserve
         self.done = done
         self.failed = failed
+        self.added_ms = 0  # when the writer took it, on the monotonic clock
         self.cost_bytes = sum([len(message.body) for message in messages]) + _FIXED_COST_BYTES * len(messages)
 
 
 class _Unit:
     """A unit that is written and not yet visible. The lists have one item a message."""
 
-    __slots__ = ("end", "entries", "must_sync", "places", "queue_offsets", "queues", "stored_at_ms", "waiting", "written_ms")
+    __slots__ = ("end", "entries", "must_sync", "places", "queue_offsets", "queues", "stored_at_ms", "waiting")
 
     def __init__(
         self,
@@ -78,14 +79,12 @@ class _Unit:
         places: list[int],
         end: int,
         stored_at_ms: int,
-        written_ms: int,
     ) -> None:
         self.queues = queues
         self.queue_offsets = queue_offsets
         self.places = places
         self.end = end
         self.stored_at_ms = stored_at_ms
-        self.written_ms = written_ms
         self.must_sync = False
         self.entries: list[bytes] = []
         self.waiting: list[tuple[AppendCall, int]] = []  # calls not yet answered, and where their messages begin in the lists
@@ -182,6 +181,7 @@ class LogWriter:
         if self._queued_bytes + call.cost_bytes > limit_bytes and self._queued_bytes:
             raise Backpressure(f"{self._queued_bytes} bytes wait to be written, the limit is {limit_bytes}")
         self._queued_bytes += call.cost_bytes
+        call.added_ms = self._clock.monotonic_ms()
         self._calls.append(call)
         if not self._is_scheduled:
             self._is_scheduled = True
@@ -221,6 +221,7 @@ class LogWriter:
     def _write_calls(self) -> None:
         while self._calls:
             if self._should_wait():
+                self._watch_sync()
                 return
             calls = self._take()
             if not self._write(calls):
@@ -285,7 +286,7 @@ class LogWriter:
         places = unit.offsets(begin, record_bytes)
         end = self._log.written_end = places.pop()
         self._preparer.advance(end)
-        written = _Unit(queues, queue_offsets, places, end, now_ms, self._clock.monotonic_ms())
+        written = _Unit(queues, queue_offsets, places, end, now_ms)
         hashes = list(map(queue_entry.tag_hash, [message.tag for message in messages]))
         # Asked of each queue and not of each message: this is the path of every send.
         if any(queue.id.topic == SCHEDULE_TOPIC for queue in dict.fromkeys(queues)):
@@ -363,9 +364,8 @@ class LogWriter:
         unflushed = written.end - self.flusher.durable_end
         if written.must_sync or not cache_is_enough or unflushed >= self._options.flush_max_bytes:
             self.flusher.request(written.end, written.stored_at_ms)
-        if written.must_sync:
-            self._watch_sync()
         self._publish()
+        self._watch_sync()
 
     # ------------------------------------------------------------------------------------------- visible, and answered
 
@@ -389,23 +389,29 @@ class LogWriter:
                 self._answer(call, visible.appended(call, at, durable=visible.end <= durable_end))
 
     def _watch_sync(self) -> None:
-        """See to it that nobody waits for a sync longer than the limit."""
-        if not self._sync_timer_runs:
+        """See to it that no append waits for a sync longer than the limit, counted from when it was taken."""
+        if self._sync_timer_runs:
+            return
+        oldest = next((call for written in self._units for call, _ in written.waiting), None)
+        if oldest is None and self._calls and self._should_wait():
+            oldest = self._calls[0]
+        if oldest is not None:
             self._sync_timer_runs = True
-            self._runner.later(self._options.sync_timeout_ms, self._answer_overdue)
+            waited_ms = self._clock.monotonic_ms() - oldest.added_ms
+            self._runner.later(max(1, self._options.sync_timeout_ms - waited_ms), self._answer_overdue)
 
     def _answer_overdue(self) -> None:
-        """Sends that waited too long are answered as what they are: stored, not yet durable."""
+        """Answer sends that waited too long as what they are: stored, not yet durable."""
+        self._write_calls()
         self._sync_timer_runs = False
         limit_ms = self._clock.monotonic_ms() - self._options.sync_timeout_ms
-        for overdue in self._units:
-            if overdue.written_ms <= limit_ms:
-                waiting, overdue.waiting = overdue.waiting, []
-                for call, at in waiting:
-                    self._answer(call, overdue.appended(call, at, durable=False))
-        self._write_calls()
-        if any(written.waiting for written in self._units):
-            self._watch_sync()
+        for written in self._units:
+            overdue = [(call, at) for call, at in written.waiting if call.added_ms <= limit_ms]
+            written.waiting = [(call, at) for call, at in written.waiting if call.added_ms > limit_ms]
+            for call, at in overdue:
+                self._answer(call, written.appended(call, at, durable=False))
+            self.flusher.times.note_answered_before(len(overdue))
+        self._watch_sync()
 
     def _answer(self, call: AppendCall, appended: list[Appended]) -> None:
         self._queued_bytes -= call.cost_bytes

@@ -29,6 +29,7 @@ class LocalStoreOptions:
     flush_max_bytes: int = 8 * MIB  # what a power loss may take at most, however fast it comes in
     sync_timeout_ms: int = 5_000  # a send that waits longer is answered as buffered
     slow_sync_ms: int = 2_000  # buffered sends wait for a sync that takes longer
+    warn_sync_ms: int = 500  # a sync that takes longer leaves a warning in the log
     prepare_ahead_bytes: int = 64 * MIB  # zero-filled and synced in front of the writer
     reserve_bytes: int = 0  # of log, for what settles something on a full disk; 0: a 64th of a segment
     max_queued_bytes: int = 64 * MIB  # bodies that wait to be written or synced; more is refused
@@ -54,7 +55,7 @@ class LocalStoreOptions:
             raise ValueError(f"segment_bytes must be {limits}, got {self.segment_bytes}")
         for name in (
             "queue_file_entries", "flush_interval_ms", "flush_thorough_interval_ms", "flush_max_bytes", "sync_timeout_ms",
-            "slow_sync_ms", "prepare_ahead_bytes", "max_queued_bytes", "reserved_queue_bytes", "max_unit_bytes",
+            "slow_sync_ms", "warn_sync_ms", "prepare_ahead_bytes", "max_queued_bytes", "reserved_queue_bytes", "max_unit_bytes",
             "queue_flush_interval_ms", "snapshot_interval_ms", "snapshot_log_bytes", "max_open_queue_files",
             "index_slots", "retention_ms", "delete_batch",
         ):  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import PurePath
 
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
 from storage.errors import (
@@ -324,6 +325,75 @@ def test_sends_behind_a_sync_that_does_not_come_back_are_answered_too():
 
         assert await store.wait_for_arrival(QUEUE, 2, timeout_ms=1_000)
         assert (await store.append([message()]))[0].durable
+
+    in_world(main)
+
+
+@pytest.mark.parametrize("before", [0.0, 0.1, 2.5, 4.9])
+def test_the_limit_of_a_send_counts_from_when_it_was_taken_and_not_from_an_earlier_one(before):
+    async def main(world):
+        disk = SlowSync(world)
+        store = await open_with_orders(world, options(sync_timeout_ms=5_000))
+        disk.is_stuck = True
+        earlier = asyncio.ensure_future(store.append([message()]))
+        await asyncio.sleep(before)
+        begun = world.loop.now
+
+        (appended,) = await store.append([message()])
+
+        assert not appended.durable
+        assert world.loop.now - begun == pytest.approx(5.0, abs=0.01)
+        assert store.status().syncs.answered_before == 2
+        await earlier
+        disk.release()
+
+    in_world(main)
+
+
+def test_a_buffered_send_behind_a_sync_that_does_not_come_back_is_answered_at_the_limit():
+    async def main(world):
+        disk = SlowSync(world)
+        given = options(flush=FlushPolicy.INTERVAL, flush_interval_ms=60_000, slow_sync_ms=2_000, sync_timeout_ms=5_000)
+        store = await open_with_orders(world, given)
+        disk.is_stuck = True
+        stuck = asyncio.ensure_future(store.append([message()], durability=Durability.SYNCED))
+        await asyncio.sleep(6)
+        begun = world.loop.now
+
+        (appended,) = await store.append([message()], durability=Durability.BUFFERED)
+
+        assert not appended.durable
+        assert world.loop.now - begun == pytest.approx(5.0, abs=0.01)
+        await stuck
+        disk.release()
+
+    in_world(main)
+
+
+def test_a_slow_sync_is_reported_while_it_runs_and_when_it_has_ended():
+    async def main(world):
+        disk = SlowSync(world)
+        store = await open_with_orders(world, options(warn_sync_ms=500))
+        with structlog.testing.capture_logs() as lines:
+            disk.is_stuck = True
+            waiting = asyncio.ensure_future(store.append([message()]))
+            await asyncio.sleep(0.4)
+            assert lines == []
+            await asyncio.sleep(0.3)
+            (running,) = lines
+            in_flight_ms = store.status().syncs.in_flight_ms
+            await asyncio.sleep(2)
+            disk.release()
+            await waiting
+            await store.append([message()])
+
+        assert (running["event"], running["running_ms"], running["bytes"] > 0) == ("sync_is_slow", 500, True)
+        assert in_flight_ms == pytest.approx(700, abs=10)
+        (_, ended) = lines
+        assert (ended["event"], ended["answered_before_sync"]) == ("sync_was_slow", 0)
+        assert ended["took_ms"] == store.status().syncs.longest_ms == pytest.approx(2_700, abs=10)
+        assert store.status().last_flush_ms < 500, "the next sync was quick, and the longest one is kept"
+        assert sum(store.status().syncs.counts[-4:]) == 1
 
     in_world(main)
 
