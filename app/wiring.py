@@ -27,6 +27,7 @@ from app.schedules import occurrence
 from app.sent_keys import SentKeys
 from app.services import Services
 from app.settings import Settings, in_force
+from app.spare_space import SpareSpace
 from app.testing.clock import VirtualClock
 from app.testing.controls import Controls
 from app.testing.faults import SlowAnswers
@@ -172,6 +173,9 @@ class Wiring:
     async def _open(self) -> None:
         settings, clock, stack = self.settings, self._clock, self._stack
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        spare = SpareSpace(settings.data_dir)
+        await asyncio.to_thread(spare.release_if_needed)
+        stack.push_async_callback(asyncio.to_thread, spare.keep)
         identifiers = Identifiers(clock, SystemRandom())
         store = self._store = await LocalMessageStore.open(
             settings.store_dir,
@@ -290,6 +294,7 @@ class Wiring:
         stack.push_async_callback(self._loops.stop)
         if self._controls is not None:
             self._controls.set_up(self._time_travel(self._controls.clock, self._services))
+        await asyncio.to_thread(spare.keep)
         if self.phase is Phase.STARTING:
             self.on_loaded()
             self.phase = Phase.READY

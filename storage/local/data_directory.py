@@ -20,7 +20,7 @@ from pathlib import PurePath
 
 from storage.errors import DirectoryInUse
 from storage.files import durable
-from storage.files.vfs import Lock, Vfs
+from storage.files.vfs import Lock, Vfs, is_disk_full
 
 
 class DataDirectory:
@@ -53,8 +53,15 @@ class DataDirectory:
         return self.vfs.exists(self._abort_mark)
 
     def mark(self) -> None:
-        """From now on a crash shows; durable on return. Before the first append."""
-        durable.replace(self.vfs, self._abort_mark, str(self.vfs.process_id()).encode(), scratch=self.making)
+        """Leave a mark by which the next start sees a crash; durable on return. Called before the first append.
+
+        On a full disk the mark of an owner that did not close in order stays as it is.
+        """
+        try:
+            durable.replace(self.vfs, self._abort_mark, str(self.vfs.process_id()).encode(), scratch=self.making)
+        except OSError as error:
+            if not (is_disk_full(error) and self.is_marked):
+                raise
 
     def unmark(self) -> None:
         """Everything is on disk and in order; durable on return. The last act of an owner."""

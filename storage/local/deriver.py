@@ -74,8 +74,10 @@ class Deriver:
         clock: Clock,
         options: LocalStoreOptions,
         *,
+        indexed_end: int,
         on_failure: Callable[[Exception], None],
     ) -> None:
+        """`indexed_end`: the key index has everything below this log offset."""
         self._queues = queues
         self._files = files
         self._key_index = key_index
@@ -97,7 +99,7 @@ class Deriver:
         self._delay_progress: Mapping[QueueId, int] | None = None  # what is not on disk yet
         self._round: _Round | None = None
         self._is_writing = False
-        self.indexed_end = writer.visible_end  # the derive lane moves it
+        self.indexed_end = indexed_end  # the derive lane moves it
         self._waiting: list[Callable[[bool], None]] = []
         self._thorough_ms = clock.monotonic_ms()
         self.thorough_end = writer.visible_end  # all below is in the files, and snapshots say so

@@ -171,6 +171,7 @@ class LocalMessageStore:
             runner,
             clock,
             options,
+            indexed_end=recovered.indexed_end,
             on_failure=self._fail,
         )
         self._reader = Reader(self._log, self._queues, files.queue_files, runner)

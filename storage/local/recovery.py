@@ -15,6 +15,7 @@ import msgspec
 from storage.clock import Clock
 from storage.errors import CorruptRecord
 from storage.files.segments import Segment, Segments
+from storage.files.vfs import is_disk_full
 from storage.formats import record as records
 from storage.formats import scan, unit
 from storage.local.checkpoint_file import CheckpointFile
@@ -90,6 +91,7 @@ class Recovered(NamedTuple):
     epoch: int
     last_stored_at_ms: int
     report: RecoveryReport
+    indexed_end: int  # the key index has everything below
 
 
 def recover(
@@ -121,9 +123,11 @@ def recover(
 
     replay = Replay(queues, queue_files)
 
+    indexing = _Indexing(key_index, begin)
+
     def feed(window: bytes, window_offset: int, found: scan.Scan) -> None:
         replay.feed(window, window_offset, found)
-        key_index.feed(window, window_offset, found)
+        indexing.feed(window, window_offset, found)
 
     walk = _walk(segments, begin, feed, progress, epoch=0)
     was_clean = was_closed and walk.end == synced_offset
@@ -148,7 +152,27 @@ def recover(
         wiped_bytes=wiped_bytes,
         took_ms=clock.monotonic_ms() - begun_ms,
     )
-    return Recovered(queues, begin, walk.end, epoch, last_stored_at_ms, report)
+    indexed_end = walk.end if indexing.stopped_at is None else indexing.stopped_at
+    return Recovered(queues, begin, walk.end, epoch, last_stored_at_ms, report, indexed_end)
+
+
+class _Indexing:
+    """Feeds the key index while the disk has space for it. The deriver goes on later from where that ended."""
+
+    def __init__(self, key_index: KeyIndex, begin: int) -> None:
+        self._key_index = key_index
+        self._end = begin
+        self.stopped_at: int | None = None  # the index has everything below this log offset; None: everything
+
+    def feed(self, window: bytes, window_offset: int, found: scan.Scan) -> None:
+        if self.stopped_at is None:
+            try:
+                self._key_index.feed(window, window_offset, found)
+            except OSError as error:
+                if not is_disk_full(error):
+                    raise
+                self.stopped_at = self._end
+        self._end = found.end
 
 
 def _load_queues(

@@ -77,6 +77,7 @@ class Retention:
         self._append = append
         self._put_back_offsets = put_back_offsets
         self._space = space
+        self._is_nearly_full = False  # as it was last logged
         self._samples: deque[UsedSample] = deque(maxlen=_SAMPLES)
         self._newest_ms: dict[int, int] = {}  # by where the segment begins
         self._seen_ms: dict[int, int] = {}  # the same; since when, on the monotonic clock, it is known to be complete
@@ -86,6 +87,7 @@ class Retention:
         self._index_files: list[IndexFile] = []
         self._clean_after_round = 0
         self.refuses_new = refuses(self._policy, used_ratio=space.used_ratio, refused_before=False)
+        self._log_borders(refused_before=False)
 
     async def run_once(self, now_ms: int, put_back: PutBack, *, keep_ms: int) -> int:
         """One run; how many segments were dropped. Raises what `put_back` raises: nothing was dropped then."""
@@ -134,16 +136,21 @@ class Retention:
     # ------------------------------------------------------------------------------------------------------- the disk
 
     async def _look_at_disk(self, now_ms: int) -> None:
-        was_short = self._space.used_ratio > self._policy.force_above
         self._space = space = await self._in_lane(Lane.READ, self._measure)
         if not self._samples or now_ms - self._samples[-1].at_ms >= _SAMPLE_MS:
             self._samples.append(UsedSample(now_ms, space.used_bytes))
-        if space.used_ratio > self._policy.force_above and not was_short:
-            log.warning("disk_nearly_full", used_ratio=space.used_ratio)
         refused_before = self.refuses_new
         self.refuses_new = refuses(self._policy, used_ratio=space.used_ratio, refused_before=refused_before)
+        self._log_borders(refused_before=refused_before)
+
+    def _log_borders(self, *, refused_before: bool) -> None:
+        """Log each border that has been crossed since the last time, those found crossed at a start included."""
+        used_ratio, policy = self._space.used_ratio, self._policy
+        was_nearly_full, self._is_nearly_full = self._is_nearly_full, used_ratio > policy.force_above
+        if self._is_nearly_full and not was_nearly_full:
+            log.warning("disk_nearly_full", used_ratio=used_ratio, on_full=policy.on_full.value)
         if self.refuses_new != refused_before:
-            log.warning("new_messages_refused" if self.refuses_new else "new_messages_taken", used_ratio=space.used_ratio)
+            log.warning("new_messages_refused" if self.refuses_new else "new_messages_taken", used_ratio=used_ratio)
 
     # ------------------------------------------------------------------------------------------------------- dropping
 

@@ -6,6 +6,7 @@
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -92,6 +93,43 @@ def test_a_nearly_full_disk_refuses_new_messages_and_goes_on_with_everything_els
         filler.unlink()
         until(lambda: was_sent(api, sent), "new messages are taken", seconds=5)
         assert ok(api.get("/v1/admin/disk"))["writable"]
+
+
+def test_a_service_starts_on_a_full_disk_after_a_stop_and_after_a_kill_and_goes_on_with_decisions(small_disk):
+    with Server(small_disk / "data", dev=False, environment=ENVIRONMENT) as server:
+        sent: list[str] = []
+        with server.client() as api:
+            ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+            undecided = [begun(api, f"txn-{number}") for number in range(4)]
+            assert was_sent(api, sent)
+            fill(small_disk)
+            fill_log(api, sent)
+        for end in [server.terminate, server.kill, server.kill, server.terminate]:
+            end()
+            fill(small_disk)
+            server.start()
+
+            with server.client() as api:
+                assert "full" in ok(api.get("/readyz"))["checks"]["store_writable"]
+                assert stored(api) == sent
+                (settled,) = ok(api.post(f"/v1/transactions/{undecided.pop()}/commit"))["messages"]
+                sent.append(settled["message_id"])
+                assert not was_sent(api, sent)
+        assert '"disk_nearly_full"' in server.log().rpartition('"ready"')[2], "told after a start, too"
+        (small_disk / "filler").unlink()
+        with server.client() as api:
+            until(lambda: was_sent(api, sent), "the log goes on", seconds=5)
+            assert stored(api) == sent
+
+
+def fill(disk: Path) -> None:
+    """To the last byte."""
+    file = os.open(disk / "filler", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for size in 1 << 16, 1 << 12, 1:
+        with suppress(OSError):
+            while True:
+                os.write(file, bytes(size))
+    os.close(file)
 
 
 def was_sent(api: httpx.Client, sent: list[str], *, size: int = 1) -> bool:
