@@ -104,6 +104,7 @@ CODES: dict[type[MessagingError], str] = {
     errors.DirectoryInUse: "internal_error",
     errors.StorageFull: "storage_full",
     errors.FlushFailed: "storage_failed",
+    errors.LogTakenAway: "storage_failed",
 }
 
 RETRY_AFTER_SECONDS = 1

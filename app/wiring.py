@@ -337,6 +337,12 @@ class Wiring:
         usage = self._store.disk_usage()
         yield "escrowmq_log_first_offset", "Where the log begins: what lies before has expired", status.first_offset
         yield "escrowmq_disk_used_ratio", "Share of the disk that is used", usage.used_ratio
+        yield "escrowmq_segments_dropped", "Segments dropped since the start", usage.segments_dropped
+        yield (
+            "escrowmq_segments_dropped_unexpired",
+            "Segments dropped before they had expired, since the start",
+            usage.segments_dropped_unexpired,
+        )
         yield "escrowmq_disk_writable", "1 while new messages are taken", usage.is_writable
         yield "escrowmq_log_queued_bytes", "Bytes that wait to be written or synced", status.queued_bytes
         yield "escrowmq_log_replay_backlog_bytes", "Log that a start would replay", status.replay_backlog_bytes

@@ -34,6 +34,7 @@
         ├── UnknownFormat           .path .found .expected
         ├── DirectoryInUse          .path .owner_pid
         ├── StorageFull             the disk is full
+        ├── LogTakenAway            .path   final, too: segments were removed under the service
         └── FlushFailed             final: the store closes and the process exits with 74
 
 The first docstring line says what happened and is the default text. What each becomes over HTTP: `app/problems.py`.
@@ -297,6 +298,14 @@ class DirectoryInUse(StorageError):
 
 class StorageFull(StorageError):
     """The disk is full; new messages wait for space."""
+
+
+class LogTakenAway(StorageError):
+    """The folder of the log, or a segment in it, was removed or replaced while the service was running."""
+
+    def __init__(self, path: PurePath) -> None:
+        super().__init__(f"{path} was removed or replaced while the service was running; what is missing must be put back")
+        self.path = path
 
 
 class FlushFailed(StorageError):

@@ -130,6 +130,8 @@ class DiskUsage(NamedTuple):
     refuse_above: float  # new messages are refused
     is_writable: bool  # new messages are taken
     projected_full_at_ms: int | None  # when they will be refused, if it goes on like this
+    segments_dropped: int  # since the start
+    segments_dropped_unexpired: int  # of these, segments whose messages had not expired (on_full=delete_oldest)
 
 
 @runtime_checkable

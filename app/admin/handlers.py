@@ -74,6 +74,8 @@ async def get_disk(services: Services, _: Call) -> Reply:
             force_above=usage.force_above,
             refuse_above=usage.refuse_above,
             writable=usage.is_writable,
+            segments_dropped=usage.segments_dropped,
+            segments_dropped_unexpired=usage.segments_dropped_unexpired,
             projected_full_at=UNSET if full_at_ms is None else codec.rfc3339(full_at_ms),
         ),
     )

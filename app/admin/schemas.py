@@ -69,13 +69,18 @@ class Store(msgspec.Struct, kw_only=True):
 
 
 class Disk(msgspec.Struct, kw_only=True):
-    """How full the disk of the store is, and what happens above which share of it."""
+    """Use of the store's disk, the shares above which something happens, and the segments dropped since the start.
+
+    `segments_dropped_unexpired`: those whose messages had not expired, because `on_full` is `delete_oldest`.
+    """
 
     used_ratio: float
     clean_above: float
     force_above: float
     refuse_above: float
     writable: bool
+    segments_dropped: int
+    segments_dropped_unexpired: int
     projected_full_at: Timestamp | UnsetType = UNSET
 
 

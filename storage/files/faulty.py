@@ -75,6 +75,9 @@ class FaultyVfs:
     def exists(self, path: PurePath) -> bool:
         return self._inner.exists(path)
 
+    def identity(self, path: PurePath) -> tuple[int, int] | None:
+        return self._inner.identity(path)
+
     def rename(self, source: PurePath, target: PurePath) -> None:
         self._plan("rename", target)
         self._inner.rename(source, target)

@@ -287,6 +287,10 @@ class SimulatedDisk:
     def exists(self, path: PurePath) -> bool:
         return path in self._folders or (path.parent in self._folders and path.name in self._folders[path.parent].live)
 
+    def identity(self, path: PurePath) -> tuple[int, int] | None:
+        found = self._folders.get(path) or (self._folders.get(path.parent, _Folder())).live.get(path.name)
+        return None if found is None else (0, id(found))
+
     def rename(self, source: PurePath, target: PurePath) -> None:
         self.operate()
         inode = self._folder(source.parent).live[source.name]

@@ -105,6 +105,9 @@ class Vfs(Protocol):
 
     def exists(self, path: PurePath) -> bool: ...
 
+    def identity(self, path: PurePath) -> tuple[int, int] | None:
+        """What tells this file or folder from another that takes its name later; None where there is none."""
+
     def rename(self, source: PurePath, target: PurePath) -> None:
         """Replaces `target`. Durable once both folders are synced."""
 
@@ -243,6 +246,13 @@ class OsVfs:
 
     def exists(self, path: PurePath) -> bool:
         return os.path.exists(path)
+
+    def identity(self, path: PurePath) -> tuple[int, int] | None:
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
 
     def rename(self, source: PurePath, target: PurePath) -> None:
         os.rename(source, target)

@@ -15,6 +15,7 @@ from storage.errors import (
     CorruptRecord,
     FlushFailed,
     InvalidRequest,
+    LogTakenAway,
     OffsetBeyondEnd,
     RejectedError,
     StorageFull,
@@ -195,6 +196,8 @@ class LocalMessageStore:
             options,
             space=files.space,
             measure=files.measure,
+            check_log=files.check_log,
+            pause=self._pause,
             in_lane=self._in_lane,
             append=self._append_own,
             put_back_offsets=self._commits.put_back,
@@ -295,7 +298,11 @@ class LocalMessageStore:
     async def expire(self, now_ms: int, put_back: PutBack, *, keep_ms: int = 0) -> int:
         """Retention."""
         self._check_readable()
-        return await self._retention.run_once(now_ms, put_back, keep_ms=keep_ms)
+        try:
+            return await self._retention.run_once(now_ms, put_back, keep_ms=keep_ms)
+        except LogTakenAway as error:
+            self._fail(error)  # what is acknowledged from now on would be gone with the process
+            raise
 
     async def oldest_stored_at_ms(self) -> int | None:
         """Retention."""
@@ -553,6 +560,11 @@ class LocalMessageStore:
             resolve(self._drained, None)
 
     # ------------------------------------------------------------------------------------------------------ retention
+
+    async def _pause(self, delay_ms: int) -> None:
+        elapsed: asyncio.Future[None] = self._loop.create_future()
+        self._runner.later(delay_ms, waking(elapsed))
+        await elapsed
 
     async def _append_own(self, messages: Sequence[Message]) -> None:
         """Durable on return."""

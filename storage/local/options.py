@@ -42,6 +42,7 @@ class LocalStoreOptions:
     retention_ms: int = 72 * 3_600_000  # a segment expires when its newest record is older
     delete_hours: str = "04"  # UTC, with ; between
     delete_batch: int = 10  # segments in one run
+    delete_pause_ms: int = 100  # between two of them [deleteCommitLogFilesInterval]
     clean_above: float = 0.75  # of the disk: what has expired goes at any hour
     force_above: float = 0.85  # a warning; with on_full = delete_oldest what has not expired goes, too
     refuse_above: float = 0.90  # new messages are refused
@@ -69,8 +70,9 @@ class LocalStoreOptions:
             raise ValueError(f"reserve_bytes must be from 0 to segment_bytes, got {self.reserve_bytes}")
         if self.index_file_entries < 2 or self.index_file_entries >= 1 << 31:
             raise ValueError(f"index_file_entries must be from 2 to below 2**31, got {self.index_file_entries}")
-        if self.flush_least_pages < 0:
-            raise ValueError(f"flush_least_pages must not be negative, got {self.flush_least_pages}")
+        for name in "flush_least_pages", "delete_pause_ms":
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
 
     @property
     def retention(self) -> RetentionPolicy:

@@ -9,7 +9,7 @@ committed offsets and the ends of queues of which nothing is left.
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import structlog
@@ -25,7 +25,7 @@ from storage.local.deriver import Deriver
 from storage.local.key_index import IndexFile, KeyIndex
 from storage.local.log_writer import LogWriter
 from storage.local.options import LocalStoreOptions
-from storage.local.retention_plan import UsedSample, plan_deletion, project_full, refuses
+from storage.local.retention_plan import UsedSample, has_expired, plan_deletion, project_full, refuses
 from storage.local.runner import Lane
 from storage.message import Message, QueueId
 from storage.store import DiskUsage, PutBack, SegmentInfo
@@ -58,11 +58,16 @@ class Retention:
         *,
         space: Space,
         measure: Callable[[], Space],
+        check_log: Callable[[Collection[str]], None],
+        pause: Callable[[int], Awaitable[None]],
         in_lane: InLane,
         append: Callable[[Sequence[Message]], Awaitable[object]],
         put_back_offsets: Callable[[int], Awaitable[None]],
     ) -> None:
-        """`put_back_offsets`: commit again what messages of the offset topic below this place say, and no later one."""
+        """`check_log`: raises LogTakenAway; it is given the names of segments that may be gone. `pause`: wait, milliseconds.
+
+        `put_back_offsets`: commit again what messages of the offset topic below this place say, and no later one.
+        """
         self._log = log_
         self._segments = segments
         self._queues = queues
@@ -72,7 +77,12 @@ class Retention:
         self._writer = writer
         self._clock = clock
         self._policy = options.retention
+        self._delete_pause_ms = options.delete_pause_ms
         self._measure = measure
+        self._check_log = check_log
+        self._pause = pause
+        self._dropped = self._dropped_unexpired = 0
+        self._removing: set[str] = set()  # names of segments whose removal has begun, and may have failed half-way
         self._in_lane = in_lane
         self._append = append
         self._put_back_offsets = put_back_offsets
@@ -90,7 +100,9 @@ class Retention:
         self._log_borders(refused_before=False)
 
     async def run_once(self, now_ms: int, put_back: PutBack, *, keep_ms: int) -> int:
-        """One run; how many segments were dropped. Raises what `put_back` raises: nothing was dropped then."""
+        """Drop what has expired; return how many segments. Raises LogTakenAway, and what `put_back` raises before any went."""
+        removing = frozenset(self._removing)
+        await self._in_lane(Lane.READ, lambda: self._check_log(removing))
         await self._look_at_disk(now_ms)
         await self._clean()
         newest_ms = await self._in_lane(Lane.READ, lambda: self._newest_of_segments(now_ms))
@@ -99,7 +111,8 @@ class Retention:
         # Of what the derived files do not have yet nothing may go. They follow by themselves, within seconds.
         going = [segment for segment in list(self._segments)[:count] if segment.end_offset <= self._deriver.thorough_end]
         if going:
-            await self._drop(going, now_ms, put_back)
+            expired = sum(has_expired(newest, policy, now_ms=now_ms) for newest in newest_ms[: len(going)])
+            await self._drop(going, expired, now_ms, put_back)
         return len(going)
 
     def usage(self) -> DiskUsage:
@@ -112,6 +125,8 @@ class Retention:
             refuse_above=policy.refuse_above,
             is_writable=not self.refuses_new and not self._writer.is_full,
             projected_full_at_ms=project_full(self._samples, limit_bytes=limit_bytes),
+            segments_dropped=self._dropped,
+            segments_dropped_unexpired=self._dropped_unexpired,
         )
 
     def oldest_stored_at_ms(self) -> int | None:
@@ -186,7 +201,8 @@ class Retention:
                 return head.stored_at_ms
         return None
 
-    async def _drop(self, going: Sequence[Segment], now_ms: int, put_back: PutBack) -> None:
+    async def _drop(self, going: Sequence[Segment], expired: int, now_ms: int, put_back: PutBack) -> None:
+        """Drop these segments, of which the first `expired` have expired."""
         border = going[-1].end_offset
         queues = list(self._queues)  # here: it may grow while the lane looks
         first_kept = await self._in_lane(Lane.READ, lambda: self._first_kept(queues, border))
@@ -198,13 +214,22 @@ class Retention:
             if first > queue.first:
                 queue.first = first
                 self._to_clean[queue] = None
-        for segment in going:
+        for number, segment in enumerate(going):
+            if number and self._delete_pause_ms:
+                await self._pause(self._delete_pause_ms)  # freeing gigabytes at once holds up the syncs of others
+            self._removing.add(segment.path.name)
             dropped = await self._in_lane(Lane.PREPARE, self._segments.drop_first)
+            self._removing.discard(segment.path.name)
             await self._in_lane(Lane.READ, dropped.close)
             self._newest_ms.pop(segment.base_offset, None)
             self._seen_ms.pop(segment.base_offset, None)
             self._damaged_heads.discard(segment.base_offset)
-            log.info("segment_dropped", file=segment.path.name)
+            self._dropped += 1
+            if number < expired:
+                log.info("segment_dropped", file=segment.path.name)
+            else:
+                self._dropped_unexpired += 1
+                log.warning("unexpired_segment_dropped", file=segment.path.name, used_ratio=self._space.used_ratio)
         self._index_files += await self._in_lane(Lane.DERIVE, lambda: self._key_index.forget_before(border))
         self._clean_after_round = self._deriver.thorough_begun
 

@@ -44,11 +44,15 @@ def plan_deletion(newest_ms: Sequence[int], policy: RetentionPolicy, *, now_ms: 
     is_time = (now_ms // _HOUR_MS) % 24 in policy.delete_hours or used_ratio > policy.clean_above
     count = 0
     for newest in newest_ms[: policy.batch]:
-        has_expired = now_ms - newest >= policy.retention_ms
-        if not (is_forced or (is_time and has_expired)):
+        if not (is_forced or (is_time and has_expired(newest, policy, now_ms=now_ms))):
             break
         count += 1
     return count
+
+
+def has_expired(newest_ms: int, policy: RetentionPolicy, *, now_ms: int) -> bool:
+    """Is the newest record of a segment, stored at or before `newest_ms`, older than the retention?"""
+    return now_ms - newest_ms >= policy.retention_ms
 
 
 def refuses(policy: RetentionPolicy, *, used_ratio: float, refused_before: bool) -> bool:

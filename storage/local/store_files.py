@@ -1,9 +1,10 @@
 """Everything of the store that is open on disk; opened and closed where waiting is allowed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import PurePath
 
 from storage.clock import Clock
+from storage.errors import LogTakenAway
 from storage.files.segments import Segments
 from storage.files.vfs import Space, Vfs
 from storage.local import group_offsets
@@ -39,6 +40,7 @@ class StoreFiles:
                 vfs, self.directory.commit_log, segment_bytes=options.segment_bytes, scratch=self.directory.making
             )
             self._open.append(self.segments.close)
+            self._log_identity = vfs.identity(self.directory.commit_log)
             self.checkpoint = CheckpointFile(self.directory)
             self._open.append(self.checkpoint.close)
             self.queue_files = QueueFiles(
@@ -77,6 +79,19 @@ class StoreFiles:
 
     def measure(self) -> Space:
         return self.directory.vfs.space(self.directory.root)
+
+    def check_log(self, removed: Collection[str]) -> None:
+        """Raises LogTakenAway where the folder of the log was replaced, or a segment is missing that is not `removed`."""
+        folder = self.directory.commit_log
+        expected = {segment.path.name for segment in self.segments}.difference(removed)
+        try:
+            there = self.directory.vfs.list_directory(folder)
+        except FileNotFoundError:
+            raise LogTakenAway(folder) from None
+        if self.directory.vfs.identity(folder) != self._log_identity:
+            raise LogTakenAway(folder)
+        if missing := min(expected.difference(there), default=""):
+            raise LogTakenAway(folder / missing)
 
     def load_snapshot(self, name: str, bounds_of: Callable[[QueueId], OffsetRange]) -> Snapshot | None:
         """The kept one, unless it reflects more than the log holds, or the log has dropped what came after it."""

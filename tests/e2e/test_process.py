@@ -1,6 +1,7 @@
 """The service as a process: its keys, its settings, its exit status, its signals, its files."""
 
 import re
+import shutil
 import signal
 import socket
 import stat
@@ -375,3 +376,27 @@ def test_the_command_explains_itself(tmp_path):
         assert expected in done.stdout
     done = subprocess.run([program, "sreve"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
+
+
+def test_a_log_that_is_taken_away_under_the_service_ends_it_and_it_serves_again_once_the_log_is_back(tmp_path):
+    with Server(tmp_path / "data") as server:
+        with server.client() as api:
+            sent = ok(api.post("/v1/topics/orders/messages", json={"payload": "x", "queue_id": 0}), 201)["message_id"]
+        log = tmp_path / "data" / "store" / "commitlog"
+
+        for take_away in lambda: log.rename(tmp_path / "kept"), lambda: replace_by_a_copy(log, tmp_path / "kept"):
+            take_away()
+
+            assert server.wait() == 74
+            assert str(log) in server.log().rpartition("service_failed")[2]
+            shutil.rmtree(log, ignore_errors=True)
+            (tmp_path / "kept").rename(log)
+            server.start()
+            with server.client() as api:
+                pulled = ok(api.get("/v1/topics/orders/queues/0/messages"))["messages"]
+            assert [message["message_id"] for message in pulled] == [sent]
+
+
+def replace_by_a_copy(folder: Path, kept: Path) -> None:
+    folder.rename(kept)
+    shutil.copytree(kept, folder)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 
 import pytest
+import structlog
 
 from storage.errors import OffsetExpired, StorageFull
 from storage.files.faulty import FaultyVfs
@@ -372,12 +373,47 @@ def test_a_nearly_full_disk_refuses_new_messages_until_it_is_below_the_lower_bor
     in_lives(life)
 
 
-def test_messages_that_have_not_expired_go_only_where_that_was_chosen():
+def test_messages_that_have_not_expired_go_only_where_that_was_chosen_and_with_a_warning_of_their_own():
     async def life(world, store):
         await send(store, 100)
         await asyncio.sleep(1)
         world.disk.used_by_others = int(world.disk.total_bytes * 0.87)
-        assert bool(await expire(world, store)) == is_chosen
+        with structlog.testing.capture_logs() as lines:
+            count = await expire(world, store)
+        events = [line["event"] for line in lines]
+        assert bool(count) == is_chosen
+        assert events == ["disk_nearly_full"] + ["unexpired_segment_dropped"] * count
+        usage = store.disk_usage()
+        assert (usage.segments_dropped, usage.segments_dropped_unexpired) == (count, count)
 
     for is_chosen in (False, True):
         in_lives(life, on_full=OnFull.DELETE_OLDEST if is_chosen else OnFull.KEEP)
+
+
+def test_there_is_a_pause_between_the_segments_of_one_run_and_none_is_counted_as_unexpired():
+    async def life(world, store):
+        await send(store, 100)
+        await asyncio.sleep(120)
+        begun = world.loop.now
+        count = await expire(world, store)
+        took = world.loop.now - begun
+        assert count > 3
+        assert took == pytest.approx((count - 1) * 7, abs=1)
+        usage = store.disk_usage()
+        assert (usage.segments_dropped, usage.segments_dropped_unexpired) == (count, 0)
+
+    in_lives(life, delete_pause_ms=7_000)
+
+
+@pytest.mark.parametrize(("used_ratio", "events"), [(0.80, []), (0.87, ["disk_nearly_full"]),
+                                                    (0.95, ["disk_nearly_full", "new_messages_refused"])])  # fmt: skip
+def test_borders_of_the_disk_that_are_crossed_already_are_logged_at_a_start(used_ratio, events):
+    async def life(world, store):
+        """Nothing: the start is what is asked about."""
+
+    disk = SimulatedDisk()
+    disk.used_by_others = int(disk.total_bytes * used_ratio)
+    with structlog.testing.capture_logs() as lines:
+        in_lives(life, disk=disk)
+
+    assert [line["event"] for line in lines] == events
