@@ -27,9 +27,6 @@ SCHEMA = "file string, entry bigint, key_hash bigint, log_offset bigint, is_link
 
 _FOLDER = "index"
 _AT_ONCE = 1 << 16
-_USUAL_ENTRIES = 4  # for each slot
-_MOST_SLOTS_TRIED = 1 << 16
-_MOST_SLOTS = 1 << 26  # 13 times RocketMQ's; what a file has more would take gigabytes to follow
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
@@ -114,20 +111,13 @@ def entries(file: IndexFile, opened: pa.NativeFile, schema: pa.Schema) -> Iterat
 def linked(file: IndexFile, opened: pa.NativeFile) -> Flags:
     """Of each entry by its number: is it named by the next one of its slot, or by the slot itself?"""
     found_linked = np.ones(file.header.next_entry, bool)
-    newest = np.zeros(file.slots, np.int64)  # entry of each slot, so far
+    chains = index_file.Chains(file.slots)
     for first, found in _blocks(file, opened):
-        slots = found["key_hash"].astype(np.int64) % file.slots
-        order = np.argsort(slots, kind="stable")
-        slots, numbers = slots[order], order + first
-        begins = np.append(True, slots[1:] != slots[:-1])
-        before = np.append(0, numbers[:-1])
-        before[begins] = newest[slots[begins]]
-        found_linked[before[found["previous"][order] != before]] = False
-        ends = np.append(begins[1:], True)
-        newest[slots[ends]] = numbers[ends]
+        before = chains.add(found["key_hash"].astype(np.int64), first)
+        found_linked[before[found["previous"] != before]] = False
     heads = np.frombuffer(opened.read_at(SLOT.itemsize * file.slots, index_file.slot_at(0)), SLOT)
     # A slot that names an entry behind the last one is of a service that goes on: its chain leads back to these.
-    found_linked[newest[(heads != newest) & (heads < file.header.next_entry)]] = False
+    found_linked[chains.newest[(heads != chains.newest) & (heads < file.header.next_entry)]] = False
     return found_linked
 
 
@@ -140,33 +130,5 @@ def _blocks(file: IndexFile, opened: pa.NativeFile) -> Iterator[tuple[int, Any]]
 
 
 def _slots(opened: pa.NativeFile, size: int, header: Header) -> int | None:
-    """How many slots a file has, which is not written down: RocketMQ's ratio where it fits, or what the file bears out.
-
-    Nothing protects the header: what it says is held against the length of the file before anything is done with it. None
-    where no number of slots fits it.
-    """
-    room = size - HEADER_BYTES
-    usual, left = divmod(room, SLOT.itemsize + _USUAL_ENTRIES * ENTRY.itemsize)
-    if not left and _has_room(usual, size, header):
-        return usual
-    most, step = room // SLOT.itemsize, ENTRY.itemsize // SLOT.itemsize
-    others = range(most % step, min(most, _MOST_SLOTS_TRIED), step)
-    return next((slots for slots in others if _has_room(slots, size, header) and _bears_out(opened, slots, header)), None)
-
-
-def _has_room(slots: int, size: int, header: Header) -> bool:
-    """Has a file of this size, with so many slots, room for the entries that its header counts?"""
-    is_in_order = 0 < slots <= _MOST_SLOTS and 0 < header.next_entry <= _USUAL_ENTRIES * _MOST_SLOTS
-    return is_in_order and index_file.entry_at(slots, header.next_entry) <= size
-
-
-def _bears_out(opened: pa.NativeFile, slots: int, header: Header) -> bool:
-    """Is the place before the first entry empty, and do the first and the last one name what the header says?"""
-    ends = ((0, 0), (1, header.begin_offset), (header.next_entry - 1, header.end_offset))
-    for number, log_offset in ends:
-        raw = opened.read_at(ENTRY.itemsize, index_file.entry_at(slots, number))
-        if len(raw) < ENTRY.itemsize or any(raw) != (number > 0):
-            return False
-        if np.frombuffer(raw, ENTRY)[0]["log_offset"] != log_offset:
-            return False
-    return True
+    """How many slots the file has; None where its header does not fit what it holds."""
+    return index_file.slots_of(size, header, lambda at, length: opened.read_at(length, at))

@@ -4,7 +4,7 @@ Whatever passes `tests/conformance` may stand behind it. No address of an engine
 that receipts show and that a final record hands back as its half message's place; nobody above computes with it.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from storage.errors import CorruptRecord, OffsetBeyondEnd, RejectedError
@@ -241,6 +241,37 @@ class Status(Protocol):
 
     def pressure(self) -> float:
         """How full the queue of waiting writes is, 0 to 1. Asked with every send."""
+
+
+class Finding(NamedTuple):
+    """Something in the files of a store that is not as it must be."""
+
+    code: str
+    file: str  # its path below the store's folder
+    position: int | None  # byte in the file; None where the file as a whole is meant
+    place: str  # the same in the terms of the file: a log offset, a queue and an offset in it, an entry
+    found: str
+    expected: str
+    is_derived: bool  # the log has it all, and it can be rebuilt; else it is lost unless a copy has it
+    remedy: str
+    places: int = 1  # that one finding stands for
+
+
+class VerifyStep(NamedTuple):
+    """What one step of a verification did: a bounded piece of work, after which the caller may pause or stop."""
+
+    read_bytes: int
+    file: str  # that was read last
+    findings: tuple[Finding, ...] = ()
+
+
+class Verification(Protocol):
+    """One walk over all files of a store."""
+
+    total_bytes: int  # to read, as far as known at the start
+
+    def steps(self) -> Iterator[VerifyStep]:
+        """Goes through everything once; may block. Raises OSError."""
 
 
 class SegmentInfo(NamedTuple):

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import mmap
 import os
+import struct
 from collections.abc import Callable
 from pathlib import PurePath
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 T = TypeVar("T")
 
 PAGE_BYTES = 4096
+_FLOCK = struct.Struct("hhqqi0q")  # struct flock: type, whence, start, length, process
 
 
 class Space(NamedTuple):
@@ -289,3 +291,26 @@ class OsVfs:
 
     def process_id(self) -> int:
         return os.getpid()
+
+
+class ReadOnlyVfs(OsVfs):
+    """The files of this machine for a reader that changes none of them, whoever owns the store meanwhile."""
+
+    def open(self, path: PurePath, *, create: bool = False) -> _OsFile:
+        """Raises FileNotFoundError where the file is missing, whatever `create` says."""
+        return _OsFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), path)
+
+    def is_locked(self, path: PurePath) -> bool:
+        """Whether another process owns the file by a POSIX lock of its first byte. Takes no lock itself.
+
+        A process loses its own locks of a file when it closes any handle of it: never called where this process may own it.
+        """
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            found = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+        finally:
+            os.close(fd)
+        return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)

@@ -21,13 +21,14 @@ Source: RocketMQ IndexHeader, IndexFile, IndexService#buildIndex, #buildKey.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Words = np.ndarray[Any, np.dtype[np.uint32]]
+Entries = np.ndarray[Any, np.dtype[np.void]]
 
 _HEADER = struct.Struct(">qqqqii")
 HEADER_BYTES = _HEADER.size
@@ -36,6 +37,9 @@ ENTRY = np.dtype([("key_hash", ">i4"), ("log_offset", ">i8"), ("seconds", ">i4")
 assert HEADER_BYTES == 40
 assert ENTRY.itemsize == 20
 
+_USUAL_ENTRIES = 4  # for each slot
+_MOST_SLOTS_TRIED = 1 << 16
+_MOST_SLOTS = 1 << 26  # 13 times RocketMQ's; a file with more would take gigabytes to follow
 _MAX_SECONDS = 0x7FFFFFFF
 _MAX_KEY_UNITS = 1 << 16  # of UTF-16; more than a property string holds
 # 31 to the power of 0, 1, 2 ... modulo 2 to the power of 32.
@@ -85,6 +89,61 @@ def slot_at(slot: int) -> int:
 def entry_at(slots: int, entry: int) -> int:
     """Where the entry lies in the file."""
     return HEADER_BYTES + SLOT.itemsize * slots + ENTRY.itemsize * entry
+
+
+def slots_of(size: int, header: Header, read: Callable[[int, int], bytes]) -> int | None:
+    """How many slots a file has, which is not written down: RocketMQ's ratio where it fits, or what the file bears out.
+
+    Nothing protects the header: what it says is held against the length of the file before anything is done with it. None
+    where no number of slots fits it. `read(at, length)` returns bytes of the file.
+    """
+    room = size - HEADER_BYTES
+    usual, left = divmod(room, SLOT.itemsize + _USUAL_ENTRIES * ENTRY.itemsize)
+    if not left and _has_room(usual, size, header):
+        return usual
+    most, step = room // SLOT.itemsize, ENTRY.itemsize // SLOT.itemsize
+    others = range(most % step, min(most, _MOST_SLOTS_TRIED), step)
+    return next((slots for slots in others if _has_room(slots, size, header) and _bears_out(read, slots, header)), None)
+
+
+def _has_room(slots: int, size: int, header: Header) -> bool:
+    """Whether a file of this size, with so many slots, has room for the entries that its header counts."""
+    is_in_order = 0 < slots <= _MOST_SLOTS and 0 < header.next_entry <= _USUAL_ENTRIES * _MOST_SLOTS
+    return is_in_order and entry_at(slots, header.next_entry) <= size
+
+
+def _bears_out(read: Callable[[int, int], bytes], slots: int, header: Header) -> bool:
+    """Whether the place before the first entry is empty, and the first and the last one name what the header says."""
+    ends = ((0, 0), (1, header.begin_offset), (header.next_entry - 1, header.end_offset))
+    for number, log_offset in ends:
+        raw = read(entry_at(slots, number), ENTRY.itemsize)
+        if len(raw) < ENTRY.itemsize or any(raw) != (number > 0):
+            return False
+        if np.frombuffer(raw, ENTRY)[0]["log_offset"] != log_offset:
+            return False
+    return True
+
+
+class Chains:
+    """The chains of a file's slots, followed entry by entry: what `previous` of each must be, and the slots at the end."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self.newest = np.zeros(slots, np.int32)  # of each slot, the number of its newest entry
+
+    def add(self, key_hashes: Ints, first_number: int) -> Ints:
+        """The next entries by their hashes; the `previous` of each."""
+        slots = key_hashes % self._slots
+        order = np.argsort(slots, kind="stable")
+        sorted_slots, numbers = slots[order], order + first_number
+        is_first = np.append(True, sorted_slots[1:] != sorted_slots[:-1])
+        before = np.append(0, numbers[:-1])
+        before[is_first] = self.newest[sorted_slots[is_first]]
+        is_last = np.append(is_first[1:], True)
+        self.newest[sorted_slots[is_last]] = numbers[is_last]
+        previous = np.empty(len(key_hashes), np.int64)
+        previous[order] = before
+        return previous
 
 
 def index_key(topic: str, key: str) -> str:

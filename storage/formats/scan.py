@@ -192,6 +192,18 @@ def units_between(
                 yield item
 
 
+def record_places(window: bytes, begin: int, end: int) -> list[int]:
+    """Positions in [begin, end) of the window where a record may begin: its magic lies four bytes behind, on no border."""
+    places = []
+    for magic in _RECORD_MAGICS:
+        raw = magic.to_bytes(4, "big")
+        at = window.find(raw, begin + 4)
+        while 0 <= at < end + 4:
+            places.append(at - 4)
+            at = window.find(raw, at + 1)
+    return sorted(places)
+
+
 # ----------------------------------------------------------------------------------------------- many units at a time
 
 

@@ -41,6 +41,11 @@ class _Kept(msgspec.Struct, frozen=True, array_like=True):
 _decoder = msgspec.msgpack.Decoder(_Kept)
 
 
+def listed_files(kept: Snapshot) -> list[tuple[int, int, int]]:
+    """(number, count, begin) of the files that a snapshot of the timers names. Raises msgspec.DecodeError."""
+    return _decoder.decode(kept.data).files
+
+
 class _Changes:
     """Since the last file. An entry that comes and goes meanwhile leaves nothing."""
 

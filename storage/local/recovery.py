@@ -316,23 +316,11 @@ class _Behind:
     def _broker_evidence(self, segment: Segment, begin: int, length: int, physic_ms: int) -> int:
         window, aligned = self._window(segment, begin, length)
         found = 0
-        for at in _magic_places(window, begin - aligned, begin - aligned + length):
+        for at in scan.record_places(window, begin - aligned, begin - aligned + length):
             step = scan.judge(window, at, aligned, segment_end=segment.end_offset)
             if isinstance(step, scan.Unit) and records.decode(window[at : step.end]).stored_at_ms <= physic_ms:
                 found = aligned + step.end
         return found
-
-
-def _magic_places(window: bytes, begin: int, end: int) -> list[int]:
-    """Where a broker's record may begin: its magic stands four bytes behind, on no border."""
-    places = []
-    for magic in (records.MAGIC_V1, records.MAGIC_V2):
-        raw = magic.to_bytes(4, "big")
-        at = window.find(raw, begin + 4)
-        while 0 <= at < end + 4:
-            places.append(at - 4)
-            at = window.find(raw, at + 1)
-    return sorted(places)
 
 
 def _path_of(segments: Segments, offset: int, directory: DataDirectory) -> PurePath:

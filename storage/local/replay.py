@@ -11,7 +11,7 @@ from storage.local import queue_ends
 from storage.local.consume_queue import ConsumeQueue, ConsumeQueues, QueueFiles
 from storage.message import QueueId, TransactionBits
 
-_QUEUED = (TransactionBits.NONE, TransactionBits.COMMIT)
+QUEUED = (TransactionBits.NONE, TransactionBits.COMMIT)
 _TAG_ITEM = b"\x02TAGS\x01"
 _QUEUE_END_TOPIC = queue_ends.QUEUE.topic.encode("ascii")
 _SCHEDULE_TOPIC = SCHEDULE_TOPIC.encode("ascii")
@@ -37,7 +37,7 @@ class Replay:
             )
             if stored_at_ms > self.last_stored_at_ms:
                 self.last_stored_at_ms = stored_at_ms
-            if sys_flag & records.TRANSACTION_MASK not in _QUEUED:
+            if sys_flag & records.TRANSACTION_MASK not in QUEUED:
                 continue
             if topic == _QUEUE_END_TOPIC:
                 self._note_ends(window[offset - window_offset : offset - window_offset + length])
@@ -45,7 +45,7 @@ class Replay:
             if queue is None:
                 queue = self._queues.found(QueueId(topic.decode("utf-8"), queue_number), queue_offset)
                 self._found[topic, queue_number] = queue
-            if not queue.replay(queue_offset, queue_entry.encode(offset, length, _tags_code(topic, own, stored_at_ms))):
+            if not queue.replay(queue_offset, queue_entry.encode(offset, length, tags_code(topic, own, stored_at_ms))):
                 raise CorruptRecord(None, offset, f"it is number {queue_offset} of {queue.id}, the next is {queue.next_offset}")
         self.record_count += len(scan.record_offsets)
         self._in_memory += len(scan.record_offsets)
@@ -66,7 +66,8 @@ class Replay:
             queue.note_flushed(unflushed.end)
 
 
-def _tags_code(topic: bytes, own: bytes, stored_at_ms: int) -> int:
+def tags_code(topic: bytes, own: bytes, stored_at_ms: int) -> int:
+    """The third field of a queue entry: the hash of the tag, or the time of delivery where a message waits by delay level."""
     if topic == _SCHEDULE_TOPIC:
         level = properties.decode(own).get(DELAY_LEVEL)
         if level is not None:

@@ -22,7 +22,7 @@ from storage.store import Snapshot
 
 MAGIC = b"EMQSNAP1"
 _CRC = struct.Struct(">I")
-_HEAD_BYTES = len(MAGIC) + _CRC.size
+HEAD_BYTES = len(MAGIC) + _CRC.size
 _PAIR = b"\x92"  # msgpack: a list of two
 _decoder = msgspec.msgpack.Decoder(tuple[list[tuple[str, int, int]], memoryview])
 
@@ -49,13 +49,23 @@ class SnapshotFiles:
 
     def load(self, name: str) -> Snapshot | None:
         raw = durable.read_whole(self._directory.vfs, self._directory.snapshots / name)
-        if raw is None or len(raw) < _HEAD_BYTES or not raw.startswith(MAGIC):
-            return None
-        body = memoryview(raw)[_HEAD_BYTES:]
-        if _CRC.unpack_from(raw, len(MAGIC))[0] != crc32c(body):
-            return None
-        try:
-            positions, data = _decoder.decode(body)
-        except msgspec.DecodeError:
-            return None
-        return Snapshot((bytes(data),), {QueueId(topic, number): queue_offset for topic, number, queue_offset in positions})
+        return None if raw is None else decode(raw)
+
+
+def decode(raw: bytes) -> Snapshot | None:
+    """The snapshot that a file holds; None where it is damaged or unknown."""
+    if len(raw) < HEAD_BYTES or not raw.startswith(MAGIC):
+        return None
+    body = memoryview(raw)[HEAD_BYTES:]
+    if stated_crc(raw) != crc32c(body):
+        return None
+    try:
+        positions, data = _decoder.decode(body)
+    except msgspec.DecodeError:
+        return None
+    return Snapshot((bytes(data),), {QueueId(topic, number): queue_offset for topic, number, queue_offset in positions})
+
+
+def stated_crc(head: bytes) -> int:
+    """The crc32c that the head of a file states of all behind it."""
+    return int(_CRC.unpack_from(head, len(MAGIC))[0])

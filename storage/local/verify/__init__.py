@@ -1,0 +1,1 @@
+"""Verify every file of a store, running or stopped, in small steps. Changes nothing and takes no lock."""
