@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import codec
+from app.browsers import BrowserRules, request_host
 from app.compression import deflating, inflating, takes_gzip
 from app.exchange import HEADERS, ClientGone, read_headers, takes_a_stream
 from app.observability import Metrics
@@ -31,8 +32,18 @@ _CLIENT_LEFT = 499  # for the metrics alone: nobody is there to be answered
 class Gateway:
     """ASGI middleware, outside of everything else."""
 
-    def __init__(self, app: ASGIApp, *, api_keys: Sequence[str], max_body_bytes: int, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        api_keys: Sequence[str],
+        browser_rules: BrowserRules | None,
+        max_body_bytes: int,
+        metrics: Metrics,
+    ) -> None:
+        """`browser_rules`: what takes the place of API keys where there are none."""
         self._app = app
+        self._browser_rules = browser_rules
         self._keys = [sha256(key.encode()).digest() for key in api_keys]
         self._max_body_bytes = max_body_bytes
         self._metrics = metrics
@@ -68,7 +79,7 @@ class Gateway:
             await _answer(refusal, out, instance=_path(scope), request_id=request_id)
 
         try:
-            self._check(scope["path"], headers, has_limit=not is_stream)
+            self._check(scope, headers, has_limit=not is_stream)
             source = inflating(receive) if _is_compressed(headers) else receive
             await self._app(inner, source if is_stream else self._counting(source), out)
         except Refusal as refusal:
@@ -87,9 +98,13 @@ class Gateway:
             self._metrics.requests.labels(operation, status).inc()
             self._metrics.latency.labels(operation).observe(perf_counter() - begun)
 
-    def _check(self, path: str, headers: Mapping[str, str], *, has_limit: bool) -> None:
+    def _check(self, scope: Scope, headers: Mapping[str, str], *, has_limit: bool) -> None:
         """Raises Refusal."""
-        if self._keys and not _is_open(path) and not self._is_known(headers.get("authorization", "")):
+        host = request_host(headers, http_version=scope["http_version"])
+        refusal = self._browser_rules and self._browser_rules.refuse(scope["method"], headers, host)
+        if refusal:
+            raise refusal
+        if self._keys and not _is_open(scope["path"]) and not self._is_known(headers.get("authorization", "")):
             raise Refusal("unauthenticated", headers={"WWW-Authenticate": "Bearer"})
         encoding = headers.get("content-encoding", "identity")
         if encoding.lower() not in ("identity", "gzip") and _has_body(headers):

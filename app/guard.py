@@ -110,9 +110,20 @@ def guarded(options: HttpOptions, *, can_cut: bool = False) -> type[asyncio.Prot
                 if self.scope["method"] == "CONNECT":
                     raise ValueError("this is no proxy")
                 return
+            self._take_host_of_target()
             super().on_headers_complete()
             self._is_stream = takes_a_stream(self.scope["method"], self.scope["path"])
             self._expect_within(options.stream_idle_ms if self._is_stream else options.body_timeout_ms)
+
+        def _take_host_of_target(self) -> None:
+            """Replace the value of the one Host header by the authority of a target in absolute form (RFC 9112, 3.2.2)."""
+            if self.url.startswith((b"/", b"*")):
+                return
+            target = httptools.parse_url(self.url)
+            hosts = [at for at, (name, _) in enumerate(self.headers) if name == b"host"]
+            if target.host is not None and len(hosts) == 1:
+                host = b"[%s]" % target.host if b":" in target.host else target.host
+                self.headers[hosts[0]] = (b"host", host if target.port is None else b"%s:%d" % (host, target.port))
 
         def on_body(self, body: bytes) -> None:
             super().on_body(body)

@@ -13,6 +13,7 @@ from starlette.routing import Match
 from app import openapi
 from app.admin import endpoints as admin
 from app.audit import endpoints as audit
+from app.browsers import BrowserRules
 from app.consume import endpoints as consume
 from app.dead_letters import endpoints as dead_letters
 from app.gateway import Gateway
@@ -125,7 +126,13 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
         app.routes.extend(testing.router.routes)
         app.add_middleware(FaultSwitches, faults=controls.faults, routes=list(app.routes), kill=kill_this_process)
     keys = [key.get_secret_value() for key in settings.api_keys]
-    app.add_middleware(Gateway, api_keys=keys, max_body_bytes=settings.http.max_body_bytes, metrics=metrics)
+    app.add_middleware(
+        Gateway,
+        api_keys=keys,
+        browser_rules=None if keys else BrowserRules(settings.http.allowed_hosts),
+        max_body_bytes=settings.http.max_body_bytes,
+        metrics=metrics,
+    )
     return app
 
 

@@ -20,8 +20,11 @@ from app.problems import MEDIA_TYPE, PROBLEMS, Refusal, as_refusal, invalid_fiel
 from app.services import Services
 from storage.errors import MessagingError
 
-ALWAYS = ("unauthenticated", "validation_failed", "internal_error", "recovering", "shutting_down")
-READING = ("malformed_request", "unsupported_media_type", "body_too_large")
+ALWAYS = (
+    "malformed_request", "unauthenticated", "origin_not_allowed", "host_not_allowed", "validation_failed", "internal_error",
+    "recovering", "shutting_down",
+)  # fmt: skip
+READING = ("unsupported_media_type", "body_too_large")
 WRITING = ("overloaded", "storage_failed", "storage_full")
 
 Handler = Callable[..., Awaitable[Reply | FileReply]]

@@ -25,6 +25,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from app.browsers import BrowserRules
+from app.environment import from_json
 from app.reports.options import AuditOptions
 from app.testing.options import ControlOptions
 from app.webhooks.options import WebhookOptions
@@ -51,11 +53,15 @@ class HttpOptions:
     unread_timeout_ms: int = 30_000  # a client that takes nothing of its answer for so long is cut off
     max_waiting: int = 10_000  # long polls parked at once
     stop_timeout_ms: int = 8_000  # for requests in progress, once the service is told to stop
+    # Names, with or without a port, beside the loopback ones; used where there are no API keys.
+    allowed_hosts: Annotated[tuple[str, ...], BeforeValidator(from_json)] = ()
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if getattr(self, field.name) < 1:
-                raise ValueError(f"{field.name} must be at least 1, got {getattr(self, field.name)}")
+            value = getattr(self, field.name)
+            if isinstance(value, int) and value < 1:
+                raise ValueError(f"{field.name} must be at least 1, got {value}")
+        BrowserRules(self.allowed_hosts)  # raises ValueError
 
 
 def _lower(value: Any) -> Any:

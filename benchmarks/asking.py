@@ -113,7 +113,7 @@ def _send_lines(port: int, lines: bytes) -> float:
     with socket.create_connection(("127.0.0.1", port)) as connection:
         head = [
             "POST /v1/topics/orders/messages/stream HTTP/1.1",
-            "Host: x",
+            "Host: localhost",
             f"Content-Length: {len(lines)}",
             "Connection: close",
         ]

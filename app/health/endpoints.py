@@ -18,6 +18,9 @@ router = APIRouter(include_in_schema=False)
 # Swagger UI comes with a package, so that the page works on a machine without internet.
 ASSETS = StaticFiles(directory=str(files("fastapi_offline").joinpath("static")))
 
+# A page in a frame of another page would take clicks that were meant for that one.
+_NOT_FRAMED = {"Content-Security-Policy": "frame-ancestors 'none'", "X-Frame-Options": "DENY"}
+
 
 def _json(status: int, body: Any) -> Response:
     return Response(codec.encode(body), status, media_type="application/json")
@@ -63,13 +66,15 @@ async def openapi_3_0(request: Request) -> Response:
 @router.get("/docs")
 async def docs(request: Request) -> HTMLResponse:
     """Every operation, to look at and to try."""
-    return get_swagger_ui_html(
+    page = get_swagger_ui_html(
         openapi_url="/openapi.json",
         title=f"{request.app.title} API",
         swagger_js_url="/docs/assets/swagger-ui-bundle.js",
         swagger_css_url="/docs/assets/swagger-ui.css",
         swagger_favicon_url="/docs/assets/favicon.png",
     )
+    page.headers.update(_NOT_FRAMED)
+    return page
 
 
 @router.get("/problems")
@@ -101,4 +106,4 @@ async def problem(code: str) -> HTMLResponse:
 def _page(title: str, body: str) -> HTMLResponse:
     style = "body{font:16px/1.5 system-ui;max-width:44rem;margin:3rem auto;padding:0 1rem}td{padding:.2rem .8rem .2rem 0}"
     head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{style}</style>'
-    return HTMLResponse(f"{head}<h1>{escape(title)}</h1>{body}</html>")
+    return HTMLResponse(f"{head}<h1>{escape(title)}</h1>{body}</html>", headers=_NOT_FRAMED)

@@ -31,8 +31,8 @@ def problem_of(answer: Answer, status: int, code: str) -> dict:
     return problem
 
 
-GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n"
-POST = b"POST /v1/topics HTTP/1.1\r\nHost: x\r\n"
+GET = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n"
+POST = b"POST /v1/topics HTTP/1.1\r\nHost: localhost\r\n"
 NOT_HTTP = {
     "words": b"good morning\r\n\r\n",
     "zeros": bytes(100),
@@ -41,15 +41,20 @@ NOT_HTTP = {
     "a method in small letters": b"get /livez HTTP/1.1\r\n\r\n",
     "a method that nobody knows": b"FETCH /livez HTTP/1.1\r\n\r\n",
     "a version that nobody knows": b"GET /livez HTTP/9.9\r\n\r\n",
-    "a proxy's request": b"CONNECT shop:443 HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a proxy's request": b"CONNECT shop:443 HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "a proxy's request with an upgrade": b"CONNECT shop:443 HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
-    "a path that is no ASCII": "GET /v1/topics/ü HTTP/1.1\r\nHost: x\r\n\r\n".encode(),
-    "a space in the path": b"GET /v1/topics/a b HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a path that is no ASCII": "GET /v1/topics/ü HTTP/1.1\r\nHost: localhost\r\n\r\n".encode(),
+    "a space in the path": b"GET /v1/topics/a b HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "no host": b"GET /livez HTTP/1.1\r\n\r\n",
+    "no host, as a proxy would be asked": b"GET http://localhost/livez HTTP/1.1\r\n\r\n",
+    "two hosts": GET + b"Host: localhost\r\n\r\n",
+    "two hosts in version 1.0": b"GET /livez HTTP/1.0\r\nHost: localhost\r\nHost: localhost\r\n\r\n",
+    "a host that is none": b"GET /livez HTTP/1.1\r\nHost: local host\r\n\r\n",
     "a header on two lines": GET + b"X: a\r\n b\r\n\r\n",
     "a space before the colon": GET + b"X : a\r\n\r\n",
     "a NUL in a header": GET + b"X: a\x00b\r\n\r\n",
     "a bare CR in a header": GET + b"X: a\rb\r\n\r\n",
-    "bare line feeds": b"GET /livez HTTP/1.1\nHost: x\n\n",
+    "bare line feeds": b"GET /livez HTTP/1.1\nHost: localhost\n\n",
     "two lengths": POST + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
     "the same length twice": POST + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}",
     "a length and chunks": POST + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
@@ -99,7 +104,7 @@ def test_fifty_posts_in_one_packet_are_all_taken_and_in_order(server, api, topic
 
 BROKEN_OFF = {
     "in the request line": b"nonsense\r\n\r\n",
-    "in a header": b"GET /livez HTTP/1.1\r\nHost: test\r\nno header\r\n\r\n",
+    "in a header": b"GET /livez HTTP/1.1\r\nHost: localhost\r\nno header\r\n\r\n",
     "in a body": request("POST", "/v1/topics", "Transfer-Encoding: chunked") + b"no size\r\n",
 }
 

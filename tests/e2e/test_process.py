@@ -327,7 +327,7 @@ def test_sigterm_while_a_connection_is_in_the_middle_of_its_request_ends_in_time
         Server(tmp_path / "data", environment=environment) as server,
         socket.create_connection(("127.0.0.1", server.port)) as connection,
     ):
-        connection.sendall(b"POST /v1/topics HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        connection.sendall(b"POST /v1/topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
         with server.client() as api:
             ok(api.get("/readyz"))
 

@@ -123,7 +123,7 @@ def request(
     method: str, path: str, *headers: str, body: bytes = b"", length: bool = True, close: bool = False, version: str = "1.1"
 ) -> bytes:
     """A request as bytes; with `length` its Content-Length is added where there is a body."""
-    lines = [f"{method} {path} HTTP/{version}", "Host: test", *headers]
+    lines = [f"{method} {path} HTTP/{version}", "Host: localhost", *headers]
     if body and length:
         lines.append(f"Content-Length: {len(body)}")
     if close:

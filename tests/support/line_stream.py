@@ -23,7 +23,7 @@ class LineStream:
         self._is_over = False
         head = [
             f"POST /v1/topics/{topic}/messages/stream HTTP/1.1",
-            "Host: test",
+            "Host: localhost",
             "Transfer-Encoding: chunked",
             *headers,
             "",
