@@ -30,8 +30,8 @@
     │   ├── StoreRecovering         the store is not open yet
     │   └── StoreClosed             the store takes nothing new
     └── StorageError                an operator must look; never retried silently
-        ├── CorruptRecord           .path .physical_offset .reason
-        ├── UnknownFormat           .path .found .expected
+        ├── CorruptRecord           .path .physical_offset .reason .repair
+        ├── UnknownFormat           .path .found .expected .repair
         ├── DirectoryInUse          .path .owner_pid
         ├── StorageFull             the disk is full
         ├── LogTakenAway            .path   final, too: segments were removed under the service
@@ -266,24 +266,29 @@ class StoreClosed(UnavailableError):
 
 
 class CorruptRecord(StorageError):
-    """A stored record is damaged."""
+    """A stored record is damaged.
 
-    def __init__(self, path: PurePath | None, physical_offset: int, reason: str) -> None:
+    `repair`: the option of `escrowmq store repair` that gets a store past this damage; empty where none is known.
+    """
+
+    def __init__(self, path: PurePath | None, physical_offset: int, reason: str, *, repair: str = "") -> None:
         place = f"{path} at log offset {physical_offset}" if path is not None else f"log offset {physical_offset}"
         super().__init__(f"{place}: {reason}")
         self.path = path
         self.physical_offset = physical_offset
         self.reason = reason
+        self.repair = repair
 
 
 class UnknownFormat(StorageError):
-    """A stored file is not of a form that this version knows."""
+    """A stored file is not of a form that this version knows. `repair`: as of CorruptRecord."""
 
-    def __init__(self, path: PurePath, *, found: str, expected: str) -> None:
+    def __init__(self, path: PurePath, *, found: str, expected: str, repair: str = "") -> None:
         super().__init__(f"{path}: found {found}, expected {expected}")
         self.path = path
         self.found = found
         self.expected = expected
+        self.repair = repair
 
 
 class DirectoryInUse(StorageError):

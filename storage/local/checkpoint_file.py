@@ -20,15 +20,31 @@ class CheckpointFile:
         self.fields = checkpoint.decode_fields(page)
         self.slot = checkpoint.newest_slot(page)
 
-    def note(self, *, synced_offset: int, epoch: int, stored_at_ms: int, is_clean: bool = False) -> None:
+    def note(
+        self,
+        *,
+        synced_offset: int,
+        epoch: int,
+        stored_at_ms: int,
+        is_clean: bool = False,
+        first_offset: int | None = None,
+    ) -> None:
         """What is known to be on disk now; in the page cache on return.
 
-        `stored_at_ms`: of the newest record below synced_offset; 0 keeps what was noted before.
+        `stored_at_ms`: of the newest record below synced_offset; 0 keeps what was noted before. `first_offset`: where the log
+        begins; None keeps what was noted before.
         """
-        sequence = self.slot.sequence + 1 if self.slot is not None else 1
-        self.slot = Slot(sequence, synced_offset, epoch, is_clean)
-        self._file.write(checkpoint.SLOT_AT[sequence % 2], checkpoint.encode_slot(self.slot))
+        if first_offset is None and self.slot is not None:
+            first_offset = self.slot.first_offset
+        self._write_slot(Slot(0, synced_offset, epoch, is_clean, first_offset))
         self._note_fields(self.fields._replace(physic_ms=stored_at_ms or self.fields.physic_ms, confirm_offset=synced_offset))
+
+    def record_beginning(self, first_offset: int) -> None:
+        """Record that the log may begin here, and not later; durable on return. Into both slots: either may be read alone."""
+        assert self.slot is not None, "a start notes the first one"
+        for _ in checkpoint.SLOT_AT:
+            self._write_slot(self.slot._replace(first_offset=first_offset))
+        self.force()
 
     def note_queues(self, stored_at_ms: int) -> None:
         """The consume queues are on disk for records up to this store time."""
@@ -40,6 +56,10 @@ class CheckpointFile:
 
     def close(self) -> None:
         self._file.close()
+
+    def _write_slot(self, slot: Slot) -> None:
+        self.slot = slot._replace(sequence=self.slot.sequence + 1 if self.slot is not None else 1)
+        self._file.write(checkpoint.SLOT_AT[self.slot.sequence % 2], checkpoint.encode_slot(self.slot))
 
     def _note_fields(self, fields: Fields) -> None:
         self.fields = fields

@@ -201,6 +201,7 @@ class LocalMessageStore:
             in_lane=self._in_lane,
             append=self._append_own,
             put_back_offsets=self._commits.put_back,
+            record_beginning=self._record_beginning,
         )
         self._interval = IntervalFlush(self._writer, self._flusher, runner, clock, options)
         self._preparer.advance(recovered.end)
@@ -571,6 +572,16 @@ class LocalMessageStore:
         self._queues.grow(queue_ends.QUEUE.topic, 1)
         appended = await self.append(messages, durability=Durability.SYNCED, from_reserve=True)
         await self.wait_durable(appended[-1])
+
+    async def _record_beginning(self, first_offset: int) -> None:
+        """Durable on return. A failed sync is final, as each one of the checkpoint is."""
+        if self._failure is not None:
+            raise FlushFailed
+        try:
+            await self._in_lane(Lane.FLUSH, lambda: self._files.checkpoint.record_beginning(first_offset))
+        except OSError as error:
+            self._fail(error)
+            raise
 
     async def _in_lane(self, lane: Lane, job: Callable[[], T]) -> T:
         return await in_lane(self._runner, lane, job)

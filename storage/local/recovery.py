@@ -107,6 +107,7 @@ def recover(
     """Find the end of the log and give the queues back. Raises CorruptRecord where an operator must look."""
     begun_ms = clock.monotonic_ms()
     slot = checkpoint.slot
+    _check_beginning(directory, segments, checkpoint, snapshots)
     was_closed = slot is not None and slot.is_clean and not directory.is_marked
     queues = ConsumeQueues()
     snapshot = _load_queues(snapshots, queue_files, key_index, queues, segments.first_offset)
@@ -115,9 +116,9 @@ def recover(
         key_index.clear()  # what is fed from the beginning must not be taken for known
     synced_offset = max(slot.synced_offset if slot is not None else 0, begin)
     if synced_offset > segments.end_offset:
-        raise CorruptRecord(
-            directory.commit_log, segments.end_offset, f"the log was on disk up to {synced_offset}, it ends here"
-        )
+        reason = f"the log was on disk up to {synced_offset}, it ends here"
+        repair = f"--cut-log-at {segments.end_offset}" if segments.end_offset else "--accept-beginning"
+        raise CorruptRecord(directory.commit_log, segments.end_offset, reason, repair=repair)
     if not was_closed:
         _see_the_disk(directory, segments, begin)
 
@@ -138,7 +139,8 @@ def recover(
     verdict = RECOVERY[walk.ending, walk.end < known_synced, behind.is_anything]
     if verdict is Verdict.REFUSE:
         reason = f"{walk.reason or 'zeros'}; the log is known to have been on disk up to {known_synced}"
-        raise CorruptRecord(_path_of(segments, walk.end, directory), walk.end, reason)
+        repair = f"{'--blank-unit' if behind.holds_units else '--cut-log-at'} {walk.end}"
+        raise CorruptRecord(_path_of(segments, walk.end, directory), walk.end, reason, repair=repair)
     wiped_bytes = behind.wipe() if verdict is Verdict.CUT else 0
 
     # A new life of the store: units of this one can never be taken for what an earlier one left behind.
@@ -175,6 +177,51 @@ class _Indexing:
         self._end = found.end
 
 
+def _check_beginning(
+    directory: DataDirectory, segments: Segments, checkpoint: CheckpointFile, snapshots: SnapshotFiles
+) -> None:
+    """Raises CorruptRecord where the log begins later than it may: segments are gone that retention did not drop.
+
+    It may begin earlier than was recorded: retention records the new beginning, then drops the segments before it.
+    """
+    slot, first_offset = checkpoint.slot, segments.first_offset
+    if slot is None:
+        # A broker's store, or one whose checkpoint is lost. It may begin anywhere, but it must begin.
+        if not segments.end_offset and (known := _known_of_a_log(directory, checkpoint, snapshots)):
+            raise CorruptRecord(directory.commit_log, 0, f"the log is empty, but {known}", repair="--accept-beginning")
+        return
+    if slot.first_offset is not None:
+        latest, reason = slot.first_offset, f"it was recorded to begin at {slot.first_offset}"
+    else:  # a version wrote it that did not record the beginning; it never dropped the segment that it wrote to
+        latest, reason = slot.synced_offset, f"it was on disk up to {slot.synced_offset}"
+    if first_offset > latest:
+        raise CorruptRecord(
+            directory.commit_log, latest, f"the log begins at {first_offset}, {reason}", repair="--accept-beginning"
+        )
+
+
+def _known_of_a_log(directory: DataDirectory, checkpoint: CheckpointFile, snapshots: SnapshotFiles) -> str:
+    """What shows that there was a log here once; empty where nothing does."""
+    if checkpoint.fields.physic_ms:
+        return "the checkpoint names a time up to which it was on disk"
+    vfs = directory.vfs
+    for topic in vfs.list_directory(directory.consume_queues):
+        for number in vfs.list_directory(directory.consume_queues / topic):
+            if vfs.list_directory(directory.consume_queues / topic / number):
+                return f"there are files of queue {number} of topic {topic}"
+    kept = snapshots.load(QUEUES_SNAPSHOT)
+    if kept is not None and (snapshot := _decoded(kept)) is not None and snapshot.log_offset:
+        return f"a snapshot reflects it up to {snapshot.log_offset}"
+    return ""
+
+
+def _decoded(kept: Snapshot) -> QueuesSnapshot | None:
+    try:
+        return _snapshot_decoder.decode(kept.data)
+    except msgspec.DecodeError:
+        return None
+
+
 def _load_queues(
     snapshots: SnapshotFiles, files: QueueFiles, key_index: KeyIndex, queues: ConsumeQueues, log_begin: int
 ) -> QueuesSnapshot | None:
@@ -185,11 +232,8 @@ def _load_queues(
     kept = snapshots.load(QUEUES_SNAPSHOT)
     if kept is None:
         return None
-    try:
-        snapshot = _snapshot_decoder.decode(kept.data)
-    except msgspec.DecodeError:
-        return None
-    if snapshot.log_offset < log_begin:
+    snapshot = _decoded(kept)
+    if snapshot is None or snapshot.log_offset < log_begin:
         return None
     if snapshot.index is None or not key_index.bears_out(snapshot.index):
         return None
@@ -276,6 +320,11 @@ class _Behind:
     @property
     def is_anything(self) -> bool:
         return bool(self._dirty)
+
+    @property
+    def holds_units(self) -> bool:
+        """Does a whole unit of ours lie there that was written to a synced log?"""
+        return self.synced_offset > 0
 
     def broker_synced_offset(self, physic_ms: int) -> int:
         """In a store without our checkpoint: the end of the last whole record that the broker's flush is known to cover."""

@@ -5,7 +5,8 @@ durably before the next; the entries and keys that led to it are of no use any m
 kept that does not name them. A crash anywhere in between leaves files that nobody asks and that the next run removes.
 
 Before a segment goes, everything in it that still counts is written again: by the floors above (`put_back`), and by us the
-committed offsets and the ends of queues of which nothing is left.
+committed offsets and the ends of queues of which nothing is left. Then the checkpoint records where the log will begin, so that
+a start can tell a dropped segment from a lost one.
 """
 
 from collections import deque
@@ -63,10 +64,12 @@ class Retention:
         in_lane: InLane,
         append: Callable[[Sequence[Message]], Awaitable[object]],
         put_back_offsets: Callable[[int], Awaitable[None]],
+        record_beginning: Callable[[int], Awaitable[None]],
     ) -> None:
         """`check_log`: raises LogTakenAway; it is given the names of segments that may be gone. `pause`: wait, milliseconds.
 
         `put_back_offsets`: commit again what messages of the offset topic below this place say, and no later one.
+        `record_beginning`: make it durable that the log may begin at this offset.
         """
         self._log = log_
         self._segments = segments
@@ -86,6 +89,7 @@ class Retention:
         self._in_lane = in_lane
         self._append = append
         self._put_back_offsets = put_back_offsets
+        self._record_beginning = record_beginning
         self._space = space
         self._is_nearly_full = False  # as it was last logged
         self._samples: deque[UsedSample] = deque(maxlen=_SAMPLES)
@@ -208,6 +212,7 @@ class Retention:
         first_kept = await self._in_lane(Lane.READ, lambda: self._first_kept(queues, border))
         await put_back(first_kept)
         await self._put_back_own(first_kept, now_ms)
+        await self._record_beginning(border)
         # Nobody begins to read there any more; who has begun holds the file open, and is told when it comes to its end.
         for queue_id, first in first_kept.items():
             queue = self._queues[queue_id]

@@ -120,7 +120,8 @@ class StoreFiles:
         self._open_timers()
         self.directory.mark()
         end, epoch, stored_at_ms = recovered.end, recovered.epoch, recovered.last_stored_at_ms
-        self.checkpoint.note(synced_offset=end, epoch=epoch, stored_at_ms=stored_at_ms)
+        first_offset = self.segments.first_offset
+        self.checkpoint.note(synced_offset=end, epoch=epoch, stored_at_ms=stored_at_ms, first_offset=first_offset)
         self.checkpoint.force()
 
     def _open_timers(self) -> None:

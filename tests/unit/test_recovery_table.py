@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from copy import deepcopy
 
 import pytest
 
@@ -115,3 +116,114 @@ def test_a_later_unit_that_states_no_newer_position_is_cut_with_the_tail():
         store = world.call(world.open_store(OPTIONS))
         assert store.recovery.cut_at == len(first)
         assert store.recovery.wiped_bytes > 0
+
+
+# ------------------------------------------------------------------------------------------------ where the log begins
+
+SEGMENT_BYTES = OPTIONS.segment_bytes
+BORDERS = [0, SEGMENT_BYTES, 2 * SEGMENT_BYTES]
+
+
+async def write_three_segments(world: World) -> None:
+    store = await world.open_store(OPTIONS)
+    await store.create_topic("orders", queue_count=1)
+    while store.status().written_end < 2 * SEGMENT_BYTES + 1_000:
+        await store.append(messages(1, body_bytes=1_000))
+    await store.aclose()
+
+
+@pytest.fixture(scope="module")
+def three_segments() -> SimulatedDisk:
+    """A store of three segments after an orderly close."""
+    with World(SimulatedDisk(), 1) as world:
+        world.call(write_three_segments(world))
+    return world.disk.after_kill()
+
+
+def without_segments_before(disk: SimulatedDisk, border: int) -> SimulatedDisk:
+    left = deepcopy(disk)
+    for base_offset in range(0, border, SEGMENT_BYTES):
+        left.remove(ROOT / "commitlog" / file_name(base_offset))
+    return left
+
+
+def note(disk: SimulatedDisk, **changed: int | bool | None) -> None:
+    """Change what the checkpoint says."""
+    page = disk.open(ROOT / "checkpoint")
+    slot = checkpoint.newest_slot(page.read(0, checkpoint.PAGE_BYTES))
+    assert slot is not None
+    page.write(512, bytes(1_024))
+    page.write(checkpoint.SLOT_AT[0], checkpoint.encode_slot(slot._replace(**changed)))
+
+
+def first_of(disk: SimulatedDisk) -> int:
+    with World(disk, 1) as world:
+        return world.call(world.open_store(OPTIONS)).status().first_offset
+
+
+@pytest.mark.parametrize("derived", ["kept", "lost"])
+@pytest.mark.parametrize(("recorded", "begins_at"), list(itertools.product(BORDERS, BORDERS)))
+def test_a_log_may_begin_where_it_was_recorded_to_or_earlier_and_never_later(three_segments, recorded, begins_at, derived):
+    disk = without_segments_before(three_segments, begins_at)
+    note(disk, first_offset=recorded)
+    for folder in ("snapshots", "index", "timers", "consumequeue/orders/0") if derived == "lost" else ():
+        for name in disk.list_directory(ROOT / folder):
+            disk.remove(ROOT / folder / name)
+
+    if begins_at <= recorded:
+        assert first_of(disk) == begins_at
+    else:
+        with pytest.raises(CorruptRecord, match=f"begins at {begins_at}, it was recorded to begin at {recorded}") as caught:
+            first_of(disk)
+        assert (caught.value.physical_offset, caught.value.repair) == (recorded, "--accept-beginning")
+
+
+def test_a_log_that_a_start_found_earlier_than_recorded_may_not_begin_later_at_the_next(three_segments):
+    """A crash between the record and the removal leaves the segments: nothing of them may go by itself."""
+    disk = deepcopy(three_segments)
+    note(disk, first_offset=SEGMENT_BYTES)
+    assert first_of(disk) == 0
+
+    with pytest.raises(CorruptRecord):
+        first_of(without_segments_before(disk.after_kill(), SEGMENT_BYTES))
+
+
+@pytest.mark.parametrize("begins_at", BORDERS)
+def test_a_store_of_a_version_that_recorded_no_beginning_is_taken_as_it_is_and_recorded(three_segments, begins_at):
+    disk = without_segments_before(three_segments, begins_at)
+    note(disk, first_offset=None)
+
+    assert first_of(disk) == begins_at
+
+    slot = checkpoint.newest_slot(disk.on_disk(ROOT / "checkpoint"))
+    assert slot is not None
+    assert slot.first_offset == begins_at
+
+
+def test_a_log_that_begins_behind_what_was_synced_is_refused_without_a_record_too(three_segments):
+    """The segment that is written to is never dropped, so the older one that held the synced position was lost."""
+    disk = without_segments_before(three_segments, SEGMENT_BYTES)
+    note(disk, first_offset=None, synced_offset=SEGMENT_BYTES - 8)
+
+    with pytest.raises(CorruptRecord, match=f"it was on disk up to {SEGMENT_BYTES - 8}"):
+        first_of(disk)
+
+
+@pytest.mark.parametrize("kept", ["all", "queue files", "a snapshot", "a broker's checkpoint", "nothing"])
+def test_an_empty_log_is_refused_beside_anything_that_shows_that_there_was_one(three_segments, kept):
+    disk = without_segments_before(three_segments, 3 * SEGMENT_BYTES)
+    if kept != "all":
+        disk.open(ROOT / "checkpoint").write(0, bytes(checkpoint.PAGE_BYTES))
+    for kind, folder in (("queue files", "consumequeue/orders/0"), ("a snapshot", "snapshots")):
+        for name in disk.list_directory(ROOT / folder) if kept not in ("all", kind) else ():
+            disk.remove(ROOT / folder / name)
+    if kept == "a broker's checkpoint":
+        fields = checkpoint.Fields(1_700_000_000_000, 0, 0, 0, 0)
+        disk.open(ROOT / "checkpoint").write(0, checkpoint.encode_fields(fields))
+
+    if kept == "nothing":
+        assert first_of(disk) == 0
+    else:
+        with pytest.raises(CorruptRecord) as caught:
+            first_of(disk)
+        assert caught.value.repair == "--accept-beginning"

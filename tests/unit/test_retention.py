@@ -11,6 +11,7 @@ import structlog
 from storage.errors import OffsetExpired, StorageFull
 from storage.files.faulty import FaultyVfs
 from storage.files.simulated import SimulatedDisk
+from storage.formats import checkpoint
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
 from storage.local.retention_plan import OnFull
@@ -338,6 +339,62 @@ def test_a_segment_that_cannot_be_removed_goes_with_a_later_run_and_nothing_else
         world.vfs = FaultyVfs(world.disk, plan)
         world.call(main(world))
     in_lives(after, disk=world.disk.after_kill())
+
+
+def recorded_beginning(disk: SimulatedDisk) -> int | None:
+    """As a start after a power cut finds it."""
+    slot = checkpoint.newest_slot(disk.on_disk(ROOT / "checkpoint"))
+    return None if slot is None else slot.first_offset
+
+
+@pytest.mark.parametrize("way", ["expired", "on_full=delete_oldest"])
+def test_where_the_log_will_begin_is_on_disk_before_a_segment_is_removed(way):
+    removed: list[tuple[int, int | None]] = []
+
+    async def main(world: World) -> None:
+        given = {} if way == "expired" else {"retention_ms": 10**9, "on_full": OnFull.DELETE_OLDEST}
+        store = await open_store(world, **given)
+        await send(store, 100)
+        await asyncio.sleep(61)
+        if way != "expired":
+            world.disk.used_by_others = 9 * world.disk.total_bytes // 10
+        assert await expire(world, store) > 1
+
+    def plan(name: str, path: PurePath) -> None:
+        if name == "remove" and "commitlog" in str(path):
+            removed.append((int(path.name), recorded_beginning(world.disk)))
+
+    with World(SimulatedDisk(), 1) as world:
+        world.vfs = FaultyVfs(world.disk, plan)
+        world.call(main(world))
+
+    assert len(removed) > 1
+    assert all(recorded is not None and recorded > base_offset for base_offset, recorded in removed)
+
+
+def test_nothing_is_dropped_where_the_new_beginning_cannot_be_recorded_and_the_store_fails():
+    failing = False
+
+    def plan(name: str, path: PurePath) -> None:
+        if failing and name == "sync" and path.name == "checkpoint":
+            raise OSError(errno.EIO, "simulated")
+
+    async def main(world: World) -> None:
+        nonlocal failing
+        store = await open_store(world)
+        await send(store, 100)
+        await asyncio.sleep(61)
+        kept = names(world, "commitlog")
+        failing = True
+        with pytest.raises(OSError, match="simulated"):
+            await expire(world, store)
+
+        assert names(world, "commitlog") == kept
+        assert len(world.failures) == 1
+
+    with World(SimulatedDisk(), 1) as world:
+        world.vfs = FaultyVfs(world.disk, plan)
+        world.call(main(world))
 
 
 async def after(world: World, store: LocalMessageStore) -> None:
