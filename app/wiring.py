@@ -358,6 +358,7 @@ class Wiring:
         yield "escrowmq_requests_pending", "Requests that wait for their replies", self._services.requests.table.pending_count
         yield "escrowmq_messages_leased", "Messages that are lent to consumers", delivery.count(State.LEASED)
         yield "escrowmq_messages_skipped", "Messages that groups passed over by their rules", delivery.count_skipped()
+        yield "escrowmq_messages_damaged", "Messages that groups could not be given: damaged", delivery.count_damaged()
         yield "escrowmq_schedules_scheduled", "Delayed messages that wait", schedules.counts.waiting
         yield "escrowmq_schedules_set_aside", "Delayed messages that could not be delivered", schedules.counts.never
         cron = self._services.cron.table

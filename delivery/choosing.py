@@ -1,12 +1,14 @@
 """Chooses the messages of one receive: those that are open again first, then what nobody has looked at yet.
 
 The group's queues have their turns. What is not for the group (by its filter, withdrawn, ended by a reset) is passed over and
-done with; what has to wait for its key in an ordered group is left open; what has had all its attempts is given up.
+done with; what has to wait for its key in an ordered group is left open; what has had all its attempts is given up; what cannot
+be read is kept as a dead letter.
 """
 
-import structlog
+from collections.abc import Sequence
 
 from delivery import retry_message
+from delivery.damage import KeepingDamage, Unreadable
 from delivery.filtered_read import read_matching
 from delivery.filters import Filter
 from delivery.group_leases import GroupLeases
@@ -20,7 +22,7 @@ from delivery.skipping import Skipping, Why, why_skipped
 from delivery.slots import State
 from delivery.taking import Taken, Taking
 from delivery.withdrawn import Withdrawn
-from storage.errors import CorruptRecord, OffsetExpired
+from storage.errors import CorruptRecord, OffsetExpired, StorageFull
 from storage.message import StoredMessage
 
 _SCAN_CODES = 16_000  # messages that a filter may pass over in one read by the hash of their tag
@@ -30,8 +32,6 @@ _ORDERED_MESSAGES = 256  # read at once where some may have to wait for their ke
 # where they lie close together, and chunks of slots, 13 KB each, where they do not.
 _MOST_PASSED = 1_000_000
 _MOST_CHUNKS = 10_000
-
-log = structlog.get_logger()
 
 
 class Choosing:
@@ -44,10 +44,14 @@ class Choosing:
         self._ends = ends
         self._withdrawn = withdrawn
         self._skipping = Skipping(journal)
+        self._damage = KeepingDamage(journal)
         self._reader = QueueReader(journal.store)
 
     async def choose(self, taking: Taking, rules: GroupRules) -> None:
-        """Let it take what there is. Raises what `append` and `read` raise; what was taken till then is taken."""
+        """Let it take what there is. Raises what `append` and `read` raise; what was taken till then is taken.
+
+        A full disk that keeps damage from being recorded holds up its queue alone: it is raised where nothing else was taken.
+        """
         leases = taking.leases
         queues = await self._queues.of(leases, rules)
         if rules.may_skip:
@@ -64,10 +68,13 @@ class Choosing:
             if taking.is_full:
                 return
             await self._take_new(taking, queue, rules)
+        if taking.held_up is not None and not taking.taken:
+            raise taking.held_up
 
     async def _take_open(self, taking: Taking, queue: QueueLeases, rules: GroupRules) -> bool:
         """Look at as many as there is room for. False where there were none."""
         exhausted: list[Taken] = []
+        unreadable: list[Unreadable] = []
         skipped: list[tuple[int, Why]] = []
         may_skip = rules.may_skip and not queue.is_retry
         end, now_ms = (await self._store.offsets(queue.queue)).end if may_skip else 0, self._journal.now().wall_ms
@@ -78,6 +85,9 @@ class Choosing:
                 slot = queue.slots.get(offset)
                 if slot.state != State.OPEN:
                     pass  # it was settled meanwhile
+                elif isinstance(message, CorruptRecord):
+                    unreadable.append(Unreadable(queue, offset, slot.attempt, 0, message))
+                    continue
                 elif message is None or not self._is_to_come(taking.leases, queue, rules, message, slot.attempt):
                     if message is not None and not slot.attempt:
                         self._first_attempt(taking, queue, message)  # it has come back, though nobody gets it
@@ -99,13 +109,14 @@ class Choosing:
             await self._skipping.skip(taking.leases, queue, skipped)
             for one in exhausted:
                 del left[one.offset]
+            is_kept = await self._keep(taking, rules, unreadable)
         finally:
             for offset in left:
                 if queue.slots.state(offset) != State.SETTLED:
                     queue.put_back(offset)
         if exhausted:
             await self._ends.give_up(taking.leases, rules, exhausted)
-        return bool(offsets)
+        return bool(offsets) and is_kept
 
     async def _take_new(self, taking: Taking, queue: QueueLeases, rules: GroupRules) -> None:
         slots, wanted = queue.slots, filter_of(rules.subscriptions, queue.queue.topic)
@@ -116,19 +127,33 @@ class Choosing:
             queue.drop_below(bounds.first)
             if taking.is_full or slots.cursor >= bounds.end or has_passed_many(queue, rules):
                 return
-            if is_plain:
-                await self._take_plain(taking, queue)
-            else:
-                # Few at first: what is read behind the last one that there is room for is read in vain.
-                await self._take_chosen(taking, queue, wanted, min(_ORDERED_MESSAGES, taking.left << 2 * number))
+            try:
+                if is_plain:
+                    await self._take_plain(taking, queue)
+                else:
+                    # Few at first: what is read behind the last one that there is room for is read in vain.
+                    await self._take_chosen(taking, queue, wanted, min(_ORDERED_MESSAGES, taking.left << 2 * number))
+            except CorruptRecord:
+                damages = await self._reader.damage_from(queue.queue, slots.cursor, bounds.end)
+                found = [Unreadable(queue, offset, 0, 0, damage) for offset, damage in enumerate(damages, slots.cursor)]
+                if not await self._keep(taking, rules, found):
+                    return
+
+    async def _keep(self, taking: Taking, rules: GroupRules, found: Sequence[Unreadable]) -> bool:
+        """Turn messages that cannot be read into dead letters. False where the disk is full: they stay where they are."""
+        try:
+            if found:
+                await self._damage.keep(taking.leases, rules, found)
+        except StorageFull as full:
+            taking.held_up = full
+            return False
+        return True
 
     async def _take_plain(self, taking: Taking, queue: QueueLeases) -> None:
         """All as they come."""
         slots = queue.slots
         messages = await self._reader.read(queue.queue, slots.cursor, taking.left, taking.left_bytes)
-        if not messages:
-            slots.advance_to(slots.cursor + 1)  # damaged: it can never be handed out
-        elif taking.fits(messages[0]):
+        if messages and taking.fits(messages[0]):
             taking.lend_run(queue, slots.cursor, messages)
             slots.advance_to(slots.cursor + len(messages))
 
@@ -146,9 +171,8 @@ class Choosing:
                 max_messages=count,
                 max_bytes=max(1, taking.left_bytes),
             )
-        except (CorruptRecord, OffsetExpired) as error:
-            log.error("message_damaged", queue=str(queue.queue), queue_offset=slots.cursor, reason=str(error))
-            slots.advance_to(slots.cursor + 1)
+        except OffsetExpired as expired:
+            await self._reader.check_expired(queue.queue, slots.cursor, expired)
             return
         for message in messages:
             offset = message.queue_offset

@@ -2,10 +2,11 @@
 
 They lie in the group's dead-letter topic; which of them have gone from the list stands in the table of leases. A redrive is one
 append of messages to the retry topic and the event that takes them from the list: a message is in one of the two, always.
+A stub, the dead letter of a damaged message, has no body to redrive: it stays in the list until it is purged.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple
 
 import structlog
@@ -23,6 +24,7 @@ _READ_MESSAGES = 1_000
 _READ_BYTES = 1 << 20
 _MOST_IN_A_TURN = 4_096  # messages of one task that are redriven, so that others get their turn
 _MOST_LOOKED_AT = 16_000  # messages of one task in a turn, wanted or not
+_STUBS_NAMED = 1_000  # of one task
 _BURST_MS = 1_000  # what a task with a rate may catch up
 
 log = structlog.get_logger()
@@ -39,10 +41,14 @@ class Redrive(NamedTuple):
 
 
 class _Progress:
-    """Of a running task, in this life of the process. `at`: what lies before has been dealt with."""
+    """Of a running task, in this life of the process. `at`: what lies before has been dealt with.
+
+    `stubs`: ids of the dead letters that were wanted and cannot be redriven.
+    """
 
     def __init__(self, begin: int, now_ms: int) -> None:
         self.at = begin
+        self.stubs: list[str] = []
         self.allowance = 0.0
         self.counted_ms = now_ms
 
@@ -74,7 +80,9 @@ class DeadLetters:
         queue, gone = retry_message.dead_letter_queue(group), self._gone(group)
         if isinstance(self._store, KeyLookup):
             copies = await self._store.find_messages(message_id, topics=[queue.topic], by_id=True, max_messages=1_000)
-            return next((copy for copy in copies if copy.queue_offset not in gone), None)
+            found = next((copy for copy in copies if copy.queue_offset not in gone), None)
+            if found is not None or not retry_message.may_be_stub_id(message_id, queue):
+                return found
         async for message in self._messages(group, 0):
             if message.message_id == message_id:
                 return message
@@ -203,13 +211,15 @@ class DeadLetters:
         queue = retry_message.dead_letter_queue(task.group)
         progress.at = max(progress.at, (await self._store.offsets(queue)).first)
         if task.state is TaskState.RUNNING and progress.at >= task.end:
-            await self._end(task, TaskState.DONE)
+            await self._end(task, TaskState.DONE, progress.stubs)
             return 0, 0
-        wanted, at = await self._read(task, progress.at, most)
+        found, at = await self._read(task, progress.at, most)
         if task.state is not TaskState.RUNNING:
             return 0, 0  # It was cancelled, or its group deleted, while this was read.
+        wanted = [message for message in found if not retry_message.is_stub(message)]
         if wanted:
             await self._append(task, wanted)
+        progress.stubs += [message.message_id for message in found if retry_message.is_stub(message)]
         size, progress.at = at - progress.at, at
         progress.allowance -= len(wanted)
         return size, len(wanted)
@@ -221,8 +231,7 @@ class DeadLetters:
         try:
             messages = await self._store.read(queue, begin, max_messages=count, max_bytes=_READ_BYTES)
         except CorruptRecord as damage:
-            log.error("dead_letter_damaged", queue=str(queue), queue_offset=begin, reason=str(damage))
-            return [], begin + 1
+            messages = [self._unreadable(task.group, begin, damage)]
         found: list[StoredMessage] = []
         at = begin
         for message in messages:
@@ -251,8 +260,14 @@ class DeadLetters:
         )
         await self._journal.append(copies, [event], Durability.SYNCED)
 
-    async def _end(self, task: Task, state: TaskState) -> None:
-        event = TaskEnded(group=task.group, task_id=task.task_id, state=state, ended_at_ms=self._clock.wall_ms())
+    async def _end(self, task: Task, state: TaskState, stubs: Sequence[str] = ()) -> None:
+        event = TaskEnded(
+            group=task.group,
+            task_id=task.task_id,
+            state=state,
+            ended_at_ms=self._clock.wall_ms(),
+            stubs=list(dict.fromkeys(stubs))[:_STUBS_NAMED],
+        )
         await self._journal.append([], [event], Durability.SYNCED)
 
     # --------------------------------------------------------------------------------------------------------- helpers
@@ -280,13 +295,21 @@ class DeadLetters:
             try:
                 messages = await self._store.read(queue, at, max_messages=_READ_MESSAGES, max_bytes=_READ_BYTES)
             except CorruptRecord as damage:
-                log.error("dead_letter_damaged", queue=str(queue), queue_offset=at, reason=str(damage))
-                messages = []
+                messages = [self._unreadable(group, at, damage)]
             for message in messages:
                 if message.queue_offset not in gone and message.queue_offset < end:
                     yield message
             at += max(1, len(messages))
             await asyncio.sleep(0)
+
+    def _unreadable(self, group: str, queue_offset: int, damage: CorruptRecord) -> StoredMessage:
+        """What is listed for a dead letter whose own record is damaged: it cannot be redriven either."""
+        queue, reason = retry_message.dead_letter_queue(group), f"the record of the dead letter is damaged: {damage.reason}"
+        log.error("dead_letter_damaged", queue=str(queue), queue_offset=queue_offset, reason=str(damage))
+        now_ms = self._clock.wall_ms()
+        return retry_message.unreadable_dead_letter(
+            group, queue_offset, reason=reason, log_offset=damage.physical_offset, now_ms=now_ms
+        )
 
 
 def _allowed(task: Task, progress: _Progress, now_ms: int) -> int:

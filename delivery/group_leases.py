@@ -48,6 +48,7 @@ class GroupLeases:
         self.retries = retries or Retries()
         self.dead_letters_gone = OffsetSet()  # redriven, purged, or those of an earlier group of the name
         self.skipped: dict[str, int] = {}  # messages that were passed over by the group's rules, by queue
+        self.damaged: dict[str, int] = {}  # messages whose records could not be read, by queue
         self.untold: dict[int, Untold] = {}  # by lease: lent here and not in the log yet
         self.turn = 0
         self._put_off: set[tuple[int, int]] = set()  # lent for longer than the wheel knows: queue index, offset

@@ -10,7 +10,9 @@ from delivery.lease_events import Position, Reset
 from delivery.queue_leases import QueueLeases
 from delivery.queue_reader import QueueReader
 from storage.errors import UnknownTopic
-from storage.message import Durability, QueueId
+from storage.message import Durability, QueueId, StoredMessage
+
+_NO_KEY = "\0"  # begins no ordering key of a client
 
 
 class GroupQueues:
@@ -49,12 +51,10 @@ class GroupQueues:
         found, keys = array("q"), list[str]()  # there may be a million of them, of few keys
         names: dict[str, str] = {}
         async for offset, message in self._reader.read_each(queue.queue, offsets):
-            if message is None:
-                queue.slots.settle(offset, 1)
-            else:
-                key = message.ordering_key or ""
-                found.append(offset)
-                keys.append(names.setdefault(key, key))
+            # Where it cannot be read its key is not known: it waits for none and holds none up until it is settled.
+            key = (message.ordering_key or "") if isinstance(message, StoredMessage) else f"{_NO_KEY}{offset}"
+            found.append(offset)
+            keys.append(names.setdefault(key, key))
         queue.learn(zip(found, keys, strict=True))
 
     async def begin(self, leases: GroupLeases, rules: GroupRules) -> None:

@@ -54,6 +54,19 @@ class Skip(_Row, frozen=True):
     why: str
 
 
+class DamagedMessage(_Row, frozen=True):
+    """A message whose record cannot be read. `lease`: that held it, 0 for none; `log_offset`: of the record, if it is known.
+
+    `known_to`: events before this one say what became of the queue's messages below this offset.
+    """
+
+    offset: int
+    lease: int
+    known_to: int
+    reason: str
+    log_offset: int | None = None
+
+
 class ReturnedMessage(_Row, frozen=True):
     """`due_ms`: when it is handed out again; `delay_ms`: how long that is."""
 
@@ -147,6 +160,17 @@ class Skipped(LeaseEvent, frozen=True, tag="skipped"):
     runs: list[Skip]
 
 
+class Damaged(LeaseEvent, frozen=True, tag="damaged"):
+    """Messages that cannot be delivered because their records are damaged.
+
+    The same append stored a dead letter for each, unless the group keeps none. `arrived`: as in `Leased`, of retries whose
+    queue could be told.
+    """
+
+    messages: list[DamagedMessage]
+    arrived: dict[str, int] = {}
+
+
 class Reset(LeaseEvent, frozen=True, tag="reset"):
     """The group goes on at these positions; leases there have ended.
 
@@ -199,13 +223,16 @@ class TaskBegun(LeaseEvent, frozen=True, tag="task_begun"):
 
 
 class TaskEnded(LeaseEvent, frozen=True, tag="task_ended"):
+    """`stubs`: ids of wanted dead letters that stand for damaged messages, and cannot be redriven."""
+
     task_id: str
     state: TaskState
     ended_at_ms: int
+    stubs: list[str] = []
 
 
 AnyLeaseEvent = (
-    Leased | Acked | Extended | Expired | Returned | Retried | DeadLettered | Discarded | Skipped | Reset
+    Leased | Acked | Extended | Expired | Returned | Retried | DeadLettered | Discarded | Skipped | Damaged | Reset
     | Deleted | Redriven | Purged | TaskBegun | TaskEnded
 )  # fmt: skip
 

@@ -32,6 +32,8 @@ def apply(leases: GroupLeases, event: AnyLeaseEvent, now: Moment) -> None:
         _settle(leases, event.runs)
     elif isinstance(event, events.Skipped):
         _apply_skipped(leases, event)
+    elif isinstance(event, events.Damaged):
+        _apply_damaged(leases, event)
     elif isinstance(event, events.Expired):
         _apply_expired(leases, event.runs)
     elif isinstance(event, events.Returned):
@@ -92,6 +94,18 @@ def _apply_skipped(leases: GroupLeases, event: events.Skipped) -> None:
         queue.look_again(run.first)
         if skipped := queue.skip(run.first, run.count):
             leases.skipped[str(run.queue_id)] = leases.skipped.get(str(run.queue_id), 0) + skipped
+
+
+def _apply_damaged(leases: GroupLeases, event: events.Damaged) -> None:
+    is_new = False
+    for message in event.messages:
+        queue = leases.open(message.queue_id, min(message.known_to, message.offset))
+        queue.look_again(message.offset)
+        if queue.settle_damaged(message.offset, message.lease):
+            is_new = True
+            leases.damaged[str(message.queue_id)] = leases.damaged.get(str(message.queue_id), 0) + 1
+    if is_new:
+        leases.retries.note_arrived(event.arrived)
 
 
 def _apply_expired(leases: GroupLeases, runs: Sequence[Run]) -> None:

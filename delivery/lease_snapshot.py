@@ -24,6 +24,7 @@ class GroupDump(msgspec.Struct, frozen=True, kw_only=True):
     attempts: list[tuple[str, Attempt]]
     queues: list[tuple[QueueId, SlotsDump]]
     skipped: dict[str, int] = {}  # an earlier version kept none
+    damaged: dict[str, int] = {}  # an earlier version kept none
 
 
 class TableDump(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +55,7 @@ def dump_group(leases: GroupLeases) -> GroupDump:
         dead_letters_gone=(leases.dead_letters_gone.prefix, list(leases.dead_letters_gone.ahead)),
         waiting=waiting,
         skipped=leases.skipped,
+        damaged=leases.damaged,
         attempts=list(leases.attempts),
         queues=[(queue.queue, queue.slots.dump(untold.get(queue.index, {}))) for queue in leases.queues],
     )
@@ -67,6 +69,7 @@ def load_group(dump: GroupDump, *, now_ms: int, later_ms: int) -> GroupLeases:
     leases = GroupLeases(dump.group, retries)
     leases.dead_letters_gone = OffsetSet(*dump.dead_letters_gone)
     leases.skipped = dump.skipped
+    leases.damaged = dump.damaged
     leases.attempts.load(dump.attempts)
     for queue, slots in dump.queues:
         added = leases.add(queue, QueueSlots.load(slots, later_ms=later_ms))

@@ -47,7 +47,7 @@ class LeaseTable:
         elif isinstance(event, events.TaskBegun):
             self.tasks.add(Task(**{name: getattr(event, name) for name in event.__struct_fields__}))
         elif isinstance(event, events.TaskEnded):
-            self.tasks.end(event.task_id, event.state, event.ended_at_ms)
+            self.tasks.end(event.task_id, event.state, event.ended_at_ms, event.stubs)
         else:
             if isinstance(event, events.Redriven):
                 self._note_redriven(event)

@@ -9,16 +9,18 @@ from typing import NamedTuple
 import structlog
 
 from delivery import retry_message
+from delivery.damage import Unreadable, note_kept, settled_as_damaged
 from delivery.group_leases import GroupLeases
 from delivery.groups import GroupRules
 from delivery.handles import Held, runs_of
 from delivery.journal import LeaseJournal
 from delivery.lease_events import AnyLeaseEvent, DeadLettered, Discarded, Retried, Returned, ReturnedMessage
 from delivery.queue_leases import QueueLeases
+from delivery.queue_reader import QueueReader
 from delivery.retry_policy import Fate
 from delivery.waiters import Waiters
 from scheduler import scheduled_message
-from storage.errors import CorruptRecord, MessagingError, OffsetExpired
+from storage.errors import CorruptRecord, MessagingError
 from storage.message import Durability, Message, StoredMessage
 
 _APPEND_MESSAGES = 400
@@ -42,7 +44,7 @@ class Move(NamedTuple):
     entry: int  # of the request
 
 
-_Piece = list[tuple[Move, StoredMessage | None]]
+_Piece = list[tuple[Move, StoredMessage | CorruptRecord | None]]
 
 
 class Moving:
@@ -50,7 +52,7 @@ class Moving:
 
     def __init__(self, journal: LeaseJournal, waiters: Waiters) -> None:
         self._journal = journal
-        self._store = journal.store
+        self._reader = QueueReader(journal.store)
         self._clock = journal.clock
         self._waiters = waiters
 
@@ -77,8 +79,9 @@ class Moving:
                 if stays(piece[0][0]):
                     messages, events = self._returned(leases.group, piece)
                 else:
-                    messages, events = self._moved(leases, piece)
+                    messages, events = self._moved(leases, rules, piece)
                 await self._journal.append(messages, events, Durability.SYNCED)
+                note_kept(leases, rules, _unreadable(piece))
             except MessagingError as error:
                 for one, _ in piece:
                     hold_again(one, error)
@@ -86,7 +89,7 @@ class Moving:
         return failed
 
     async def _pieces(self, moves: Sequence[Move], hold_again: Callable[[Move, MessagingError], None]) -> list[_Piece]:
-        """With their messages, as many in a piece as one append may hold; None where the log no longer has the message.
+        """With their messages, as many in a piece as one append may hold; None where the message has expired.
 
         `hold_again`: told of those that cannot be read now.
         """
@@ -98,7 +101,7 @@ class Moving:
             except MessagingError as error:
                 hold_again(one, error)
                 continue
-            size = 0 if message is None else len(message.body)
+            size = len(message.body) if isinstance(message, StoredMessage) else 0
             if not pieces or left <= 0 or size > left_bytes:
                 pieces.append([])
                 left_bytes, left = _APPEND_BYTES, _APPEND_MESSAGES
@@ -107,13 +110,15 @@ class Moving:
             left -= 1
         return pieces
 
-    async def _read(self, move: Move) -> StoredMessage | None:
+    async def _read(self, move: Move) -> StoredMessage | CorruptRecord | None:
         try:
-            (message,) = await self._store.read(move.queue.queue, move.offset, max_messages=1, max_bytes=1)
-        except (OffsetExpired, CorruptRecord) as error:
-            log.error("message_lost", queue=str(move.queue.queue), queue_offset=move.offset, reason=str(error))
+            found = await self._reader.read(move.queue.queue, move.offset, 1, 1)
+        except CorruptRecord as damage:
+            return damage
+        if not found:
+            log.error("message_lost", queue=str(move.queue.queue), queue_offset=move.offset, reason="it has expired")
             return None
-        return message
+        return found[0]
 
     def _returned(self, group: str, piece: _Piece) -> tuple[list[Message], list[AnyLeaseEvent]]:
         """What is appended for messages that stay where they are."""
@@ -123,7 +128,7 @@ class Moving:
         ]
         return [], [Returned(group=group, messages=returned)]
 
-    def _moved(self, leases: GroupLeases, piece: _Piece) -> tuple[list[Message], list[AnyLeaseEvent]]:
+    def _moved(self, leases: GroupLeases, rules: GroupRules, piece: _Piece) -> tuple[list[Message], list[AnyLeaseEvent]]:
         """What is appended for messages that go elsewhere: their copies, and what settles them here."""
         now_ms = self._clock.wall_ms()
         group = leases.group
@@ -131,6 +136,8 @@ class Moving:
         settled: dict[Fate, list[Held]] = {}
         waiting: dict[str, int] = {}
         for one, message in piece:
+            if isinstance(message, CorruptRecord):
+                continue
             kind = Fate.DISCARD if message is None else one.fate
             settled.setdefault(kind, []).append(Held(one.queue, one.offset, one.lease))
             if message is None:
@@ -151,4 +158,16 @@ class Moving:
                 events.append(Retried(group=group, runs=runs, waiting=waiting, generation=leases.retries.generation))
             else:
                 events.append((DeadLettered if kind is Fate.DEAD_LETTER else Discarded)(group=group, runs=runs))
+        if unreadable := _unreadable(piece):
+            stubs, event = settled_as_damaged(leases, rules, unreadable, now_ms)
+            copies += stubs
+            events.append(event)
         return copies, events
+
+
+def _unreadable(piece: _Piece) -> list[Unreadable]:
+    return [
+        Unreadable(one.queue, one.offset, one.attempt, one.lease, message)
+        for one, message in piece
+        if isinstance(message, CorruptRecord)
+    ]

@@ -43,7 +43,8 @@ class Move(NamedTuple):
 
 class QueueLag(NamedTuple):
     """Numbers of messages, before any filter. `waiting`: for a retry, or, in an ordered group, for their key;
-    `oldest_ready_ms`: when the oldest one that is ready was stored; `skipped`: ever, by the group's rules.
+    `oldest_ready_ms`: when the oldest one that is ready was stored; `skipped`: ever, by the group's rules;
+    `damaged`: ever, since their records could not be read.
     """
 
     queue: QueueId
@@ -54,6 +55,7 @@ class QueueLag(NamedTuple):
     waiting: int
     oldest_ready_ms: int | None
     skipped: int
+    damaged: int
 
 
 class Positions:
@@ -173,7 +175,7 @@ class Positions:
             position = await self.get(group, queue)
             begin = max(bounds.first, bounds.first if position is None else position)
             oldest_ms = await self._stored_ms(queue, begin, bounds.end)
-            return QueueLag(queue, begin, bounds.end, bounds.end - begin, 0, 0, oldest_ms, skipped=0)
+            return QueueLag(queue, begin, bounds.end, bounds.end - begin, 0, 0, oldest_ms, skipped=0, damaged=0)
         slots = known.slots
         counts = slots.counts
         begin = max(slots.cursor, bounds.first)
@@ -188,6 +190,7 @@ class Positions:
             counts[State.WAITING] + counts[State.OPEN] - known.ready,
             await self._stored_ms(queue, max(oldest, bounds.first), bounds.end),
             self._journal.table.group(group).skipped.get(str(queue), 0),
+            self._journal.table.group(group).damaged.get(str(queue), 0),
         )
 
     async def _stored_ms(self, queue: QueueId, offset: int, end: int) -> int | None:

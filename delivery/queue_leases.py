@@ -135,6 +135,18 @@ class QueueLeases:
         self.logged_end = max(self.logged_end, end)
         return skipped
 
+    def settle_damaged(self, offset: int, lease: int) -> bool:
+        """Settle a message that cannot be read; `lease`: that held it, 0 for none. False where it was settled before."""
+        if lease:
+            return self.settle_held(Run(*self.queue, offset, 1, lease)) > 0
+        if offset >= self.slots.cursor:
+            self.slots.advance_to(offset + 1)
+            self.logged_end = max(self.logged_end, offset + 1)
+            return True
+        is_unsettled = self.slots.state(offset) != State.SETTLED
+        self.settle(offset, 1)
+        return is_unsettled
+
     def look_again(self, end: int) -> None:
         """No event tells what became of the messages below: it was never written. They may be for the group."""
         cursor = self.slots.cursor

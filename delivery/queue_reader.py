@@ -1,17 +1,16 @@
-"""Reads messages of a queue by their offsets, for handing them out: what is damaged is told in the log and passed over."""
+"""Reads messages of a queue by their offsets for delivery. Damage is the caller's to settle; nothing is passed over here."""
 
 from collections.abc import AsyncIterator, Sequence
+from itertools import takewhile
 
-import structlog
-
-from storage.errors import CorruptRecord, OffsetExpired
+from storage.errors import CorruptRecord, OffsetExpired, StorageError
 from storage.message import QueueId, StoredMessage
-from storage.store import MessageStore
+from storage.store import MessageStore, read_each
 
 _READ_BYTES = 8 << 20
 _READ_MESSAGES = 512
-
-log = structlog.get_logger()
+_PROBED_MESSAGES = 64  # behind a damaged one, for damage that belongs together
+_PROBED_BYTES = 1 << 20
 
 
 class QueueReader:
@@ -19,28 +18,53 @@ class QueueReader:
         self._store = store
 
     async def read(self, queue: QueueId, offset: int, count: int, max_bytes: int) -> list[StoredMessage]:
-        """Empty where the first one is damaged, which is told in the log and passed over."""
+        """Read messages from this offset on; empty where the first one has expired.
+
+        Raises CorruptRecord where the first one is damaged, and what `MessageStore.read` raises.
+        """
         try:
             return await self._store.read(queue, offset, max_messages=count, max_bytes=max(1, max_bytes))
-        except CorruptRecord as damage:
-            log.error("message_damaged", queue=str(queue), queue_offset=offset, reason=str(damage))
+        except OffsetExpired as expired:
+            await self.check_expired(queue, offset, expired)
             return []
-        except OffsetExpired:
-            return []
+
+    async def check_expired(self, queue: QueueId, offset: int, expired: OffsetExpired) -> None:
+        """Raises StorageError where the message cannot have expired: it must not be passed over then."""
+        bounds = await self._store.offsets(queue)
+        if offset >= bounds.first:
+            raise StorageError(
+                f"offset {offset} of {queue} is in [{bounds.first}, {bounds.end}) and has not expired"
+            ) from expired
 
     async def read_one(self, queue: QueueId, offset: int) -> StoredMessage | None:
-        found = await self.read(queue, offset, 1, 1)
+        """The message; None where it has expired or is damaged."""
+        try:
+            found = await self.read(queue, offset, 1, 1)
+        except CorruptRecord:
+            return None
         return found[0] if found else None
 
-    async def read_each(self, queue: QueueId, offsets: Sequence[int]) -> AsyncIterator[tuple[int, StoredMessage | None]]:
-        """Each message with its offset, neighbours read together; None for one that is damaged or no longer there."""
+    async def damage_from(self, queue: QueueId, offset: int, end: int) -> list[CorruptRecord]:
+        """The damage of the messages from this offset on, up to the first whole one. Only a few are looked at."""
+        places = [(queue, at) for at in range(offset, min(end, offset + _PROBED_MESSAGES))]
+        found = await read_each(self._store, places, max_bytes=_PROBED_BYTES)
+        return list(takewhile(lambda one: isinstance(one, CorruptRecord), found))  # type: ignore[arg-type]
+
+    async def read_each(
+        self, queue: QueueId, offsets: Sequence[int]
+    ) -> AsyncIterator[tuple[int, StoredMessage | CorruptRecord | None]]:
+        """Each message with its offset, neighbours read together; the damage of its record, or None where it has expired."""
         at = 0
         while at < len(offsets):
             first = offsets[at]
             count = 1
             while at + count < len(offsets) and count < _READ_MESSAGES and offsets[at + count] == first + count:
                 count += 1
-            messages = await self.read(queue, first, count, _READ_BYTES)
+            messages: Sequence[StoredMessage | CorruptRecord | None]
+            try:
+                messages = await self.read(queue, first, count, _READ_BYTES)
+            except CorruptRecord as damage:
+                messages = [damage]
             for message in messages or (None,):
                 yield offsets[at], message
                 at += 1

@@ -8,6 +8,9 @@ Both are copies with the message's own id, key, tag and properties, and these re
     __origin             the queue and the queue offset of its first delivery, "2:1041"
     __generation         of the group, when it was put off: a reset ends those of before
     DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_MESSAGE_ID, __reason    of a dead letter
+    __damaged            of a dead letter whose message could not be read: the log offset of its record, or "unknown"
+
+A message that could not be read is kept as a stub: a dead letter without a body, named by the place of the message.
 
 Source: RocketMQ AbstractSendMessageProcessor#consumerSendMsgBack.
 """
@@ -22,7 +25,10 @@ from storage.message import Message, QueueId, StoredMessage
 _ORIGIN = "__origin"
 _GENERATION = "__generation"
 _REASON = "__reason"
-_OF_A_DEAD_LETTER = frozenset({properties.DLQ_ORIGIN_TOPIC, properties.DLQ_ORIGIN_MESSAGE_ID, _REASON})
+_DAMAGED = "__damaged"
+_UNKNOWN = "unknown"
+_STUB_ID = "damaged_"
+_OF_A_DEAD_LETTER = frozenset({properties.DLQ_ORIGIN_TOPIC, properties.DLQ_ORIGIN_MESSAGE_ID, _REASON, _DAMAGED})
 
 
 class Origin(NamedTuple):
@@ -64,6 +70,22 @@ def reason_of(message: Message) -> str | None:
     return message.system.get(_REASON)
 
 
+def is_stub(message: Message) -> bool:
+    """Whether a dead letter stands for a message that could not be read."""
+    return _DAMAGED in message.system
+
+
+def may_be_stub_id(message_id: str, queue: QueueId) -> bool:
+    """Whether a stub that stands for a message of this queue may have the id."""
+    return message_id.startswith(f"{_STUB_ID}{queue.topic}_{queue.number}_")
+
+
+def damaged_log_offset(stub: Message) -> int | None:
+    """The log offset of the damaged record; None where it is not known."""
+    noted = stub.system.get(_DAMAGED, _UNKNOWN)
+    return None if noted == _UNKNOWN else _number(noted)
+
+
 def as_delivered(message: StoredMessage) -> StoredMessage:
     """A message of the retry or dead-letter topic as its consumers know it: in the place of its first delivery."""
     origin = origin_of(message)
@@ -86,6 +108,29 @@ def dead_letter_copy(message: StoredMessage, group: str, *, attempts: int, reaso
             _REASON: reason,
         },
     )
+
+
+def stub(group: str, place: Origin, *, attempts: int, reason: str, log_offset: int | None, now_ms: int) -> Message:
+    """The dead letter of a message that cannot be read. Its own id is not known: the stub is named by the place."""
+    queue, queue_offset = place
+    message_id = f"{_STUB_ID}{queue.topic}_{queue.number}_{queue_offset}"
+    system = {
+        properties.RETRY_TOPIC: queue.topic,
+        properties.RECONSUME_TIME: str(attempts),
+        properties.DLQ_ORIGIN_TOPIC: queue.topic,
+        _ORIGIN: f"{queue.number}:{queue_offset}",
+        _REASON: reason,
+        _DAMAGED: _UNKNOWN if log_offset is None else str(log_offset),
+    }
+    return Message(queue=dead_letter_queue(group), message_id=message_id, body=b"", born_at_ms=now_ms, system=system)
+
+
+def unreadable_dead_letter(group: str, queue_offset: int, *, reason: str, log_offset: int | None, now_ms: int) -> StoredMessage:
+    """What is listed in the place of a dead letter whose own record is damaged."""
+    place = Origin(dead_letter_queue(group), queue_offset)
+    shown = stub(group, place, attempts=0, reason=reason, log_offset=log_offset, now_ms=now_ms)
+    fields = {name: getattr(shown, name) for name in shown.__struct_fields__}
+    return StoredMessage(**fields, queue_offset=queue_offset, stored_at_ms=now_ms)
 
 
 def _copy(message: StoredMessage, queue: QueueId, *, attempts: int, more: dict[str, str]) -> Message:

@@ -6,6 +6,7 @@ receiving                                       settling
   group_queues.py  which queues, from where       lease_ends.py    more time, and leases that just end
   taking.py        what one receive takes         moving.py        to a retry, to the dead letters
   skipping.py      what is passed over            handles.py       what a receipt handle names
+  damage.py        what cannot be read
 
 the table                                       beside it
   lease_table.py   all groups                     groups.py        a group's rules
@@ -179,6 +180,10 @@ class Delivery:
     def count_skipped(self) -> int:
         """Messages that were passed over by the rules of their groups."""
         return sum(sum(leases.skipped.values()) for leases in self.table)
+
+    def count_damaged(self) -> int:
+        """Messages that groups could not be given because their records are damaged."""
+        return sum(sum(leases.damaged.values()) for leases in self.table)
 
     def count(self, state: State) -> int:
         """Messages in this state, of all groups."""

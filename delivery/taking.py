@@ -11,6 +11,7 @@ from delivery.group_leases import GroupLeases
 from delivery.lease_events import LeasedRun, Scan
 from delivery.queue_leases import QueueLeases
 from delivery.slots import State
+from storage.errors import StorageFull
 from storage.message import StoredMessage
 
 
@@ -41,6 +42,7 @@ class Taking:
         self.taken: list[Taken] = []
         self.arrived: dict[str, int] = {}
         self.keys: set[tuple[int, str]] = set()  # of an ordered group: those that this one holds, by queue
+        self.held_up: StorageFull | None = None  # what keeps a queue's damage from being recorded
         leases.untold[lease] = self
 
     @property

@@ -4,7 +4,7 @@ One kind so far: dead letters are redriven. A task is derived from the lease eve
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -57,6 +57,7 @@ class Task(msgspec.Struct, kw_only=True):
     done: int = 0
     done_ids: set[str] = msgspec.field(default_factory=set)
     ended_at_ms: int | None = None
+    stubs: list[str] = []  # ids of wanted dead letters that stand for damaged messages; known at its end
 
     def note_done(self, message_ids: list[str]) -> None:
         if self.wanted.message_ids is None:
@@ -116,10 +117,10 @@ class Tasks:
         if task.idempotency_key is not None:
             self._by_key[task.group, task.idempotency_key] = task.task_id
 
-    def end(self, task_id: str, state: TaskState, ended_at_ms: int) -> None:
+    def end(self, task_id: str, state: TaskState, ended_at_ms: int, stubs: Sequence[str] = ()) -> None:
         task = self._tasks.get(task_id)
         if task is not None and task.state is TaskState.RUNNING:
-            task.state, task.ended_at_ms = state, ended_at_ms
+            task.state, task.ended_at_ms, task.stubs = state, ended_at_ms, list(stubs)
         ended = [one for one in self._tasks.values() if one.state is not TaskState.RUNNING]
         for one in ended[: max(0, len(ended) - _ENDED_KEPT)]:
             del self._tasks[one.task_id]

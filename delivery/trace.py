@@ -28,6 +28,7 @@ _ACT = {
     events.DeadLettered: "dead_lettered",
     events.Discarded: "discarded",
     events.Skipped: "skipped",
+    events.Damaged: "damaged",
     events.Redriven: "redriven",
     events.Reset: "reset",
 }
@@ -106,7 +107,7 @@ def _runs_about(event: AnyLeaseEvent, places: _Places) -> Iterator[events.Leased
         for run in event.runs:
             if any(run.first <= offset < run.first + run.count for offset in places.get(run.queue_id, ())):
                 yield run
-    elif isinstance(event, events.Returned | events.Extended):
+    elif isinstance(event, events.Returned | events.Extended | events.Damaged):
         for one in event.messages:
             if one.offset in places.get(one.queue_id, ()):
                 yield None

@@ -101,11 +101,14 @@ def _wanted(given: RedriveInput) -> Wanted:
 
 
 def _view(message: StoredMessage, form: PayloadForm) -> DeadLetter:
-    delivered = retry_message.as_delivered(message)
+    delivered, is_stub = retry_message.as_delivered(message), retry_message.is_stub(message)
+    log_offset = retry_message.damaged_log_offset(message)
     return DeadLetter(
-        message=message_view(delivered, form),
+        message=message_view(delivered, "omit" if is_stub else form),
         origin_topic=delivered.queue.topic,
         reason=retry_message.reason_of(message) or "it used up its attempts",
         attempts=retry_message.attempts_of(message),
         dead_lettered_at=codec.rfc3339(message.stored_at_ms),
+        damaged=is_stub or UNSET,
+        log_offset=UNSET if log_offset is None else log_offset,
     )

@@ -13,13 +13,22 @@ _Moment = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 
 
 class DeadLetter(msgspec.Struct, kw_only=True):
-    """A message that the group gave up. `message` stands in the place of its first delivery."""
+    """A message that the group gave up. `message` stands in the place of its first delivery.
+
+    With `damaged` the record of the message cannot be read: `message` has no payload, `message_id` names its place, and the
+    times are those of when the damage was found. It cannot be redriven.
+    """
 
     message: Message
     origin_topic: str
     reason: str
     attempts: int
     dead_lettered_at: Timestamp
+    damaged: Annotated[bool, Meta(description="The message could not be read; absent where it could.")] | UnsetType = UNSET
+    log_offset: (
+        Annotated[int, Meta(ge=0, description="With `damaged`: of the damaged record.", extra_json_schema={"format": "int64"})]
+        | UnsetType
+    ) = UNSET
 
 
 class DeadLetterPage(msgspec.Struct, kw_only=True):

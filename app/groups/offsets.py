@@ -86,6 +86,7 @@ async def lag(services: Services, _: Call, name: str) -> Reply:
             messages_leased=sum(one.messages_leased for one in queues),
             messages_waiting=waiting + sum(one.messages_waiting for one in queues),
             messages_skipped=sum(one.messages_skipped for one in queues),
+            messages_damaged=sum(one.messages_damaged for one in queues),
             oldest_ready_age_ms=max(ages) if ages else UNSET,
             queues=queues,
         ),
@@ -102,6 +103,7 @@ def _queue_lag(one: positions.QueueLag, now_ms: int) -> QueueLag:
         messages_leased=one.leased,
         messages_waiting=one.waiting,
         messages_skipped=one.skipped,
+        messages_damaged=one.damaged,
         oldest_ready_age_ms=UNSET if one.oldest_ready_ms is None else max(0, now_ms - one.oldest_ready_ms),
     )
 

@@ -164,6 +164,7 @@ class QueueLag(msgspec.Struct, kw_only=True):
     messages_leased: int
     messages_waiting: int
     messages_skipped: int
+    messages_damaged: int
     oldest_ready_age_ms: int | UnsetType = UNSET
 
 
@@ -176,6 +177,9 @@ class Lag(msgspec.Struct, kw_only=True):
         int, Meta(description="For their retry, or for their ordering key, which another message holds.")
     ]
     messages_skipped: Annotated[int, Meta(description="Passed over by the group's rules, ever.")]
+    messages_damaged: Annotated[
+        int, Meta(description="Not deliverable because their records are damaged, ever; kept as dead letters.")
+    ]
     oldest_ready_age_ms: int | UnsetType = UNSET
     queues: list[QueueLag]
 

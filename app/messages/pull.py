@@ -30,11 +30,7 @@ async def pull(services: Services, call: Call, topic_name: str, queue_id: int) -
     bounds = await services.store.offsets(queue)
     offset = await _first_offset(services.store, queue, query, bounds)
     wanted = compile_filter("tag", query.tag, pointer="/query/tag")
-    try:
-        found, next_offset, passed = await _read_or_wait(services, call, queue, offset, query, wanted)
-    except CorruptRecord as damage:
-        context = {"offset": str(offset)}
-        raise Refusal("record_corrupt", f"the message at offset {offset} of {queue} is damaged", context=context) from damage
+    found, next_offset, passed = await _read_or_wait(services, call, queue, offset, query, wanted)
     bounds = await services.store.offsets(queue)
     services.metrics.messages_out.inc(len(found))
     page = MessagePage(
@@ -101,19 +97,23 @@ async def _first_offset(store: MessageStore, queue: QueueId, query: PullQuery, b
 async def _read_or_wait(
     services: Services, call: Call, queue: QueueId, offset: int, query: PullQuery, wanted: Filter
 ) -> tuple[list[StoredMessage], int, bool]:
-    """(messages, the offset behind what was looked at, was anything looked at)."""
+    """(messages, the offset behind what was looked at, was anything looked at). Raises Refusal record_corrupt."""
     deadline_ms = services.clock.monotonic_ms() + query.wait_ms
     at = offset
     while True:
-        found, at = await read_matching(
-            services.store,
-            queue,
-            at,
-            wanted,
-            max_scanned=_SCAN_CODES,
-            max_messages=query.max_messages,
-            max_bytes=query.max_bytes,
-        )
+        try:
+            found, at = await read_matching(
+                services.store,
+                queue,
+                at,
+                wanted,
+                max_scanned=_SCAN_CODES,
+                max_messages=query.max_messages,
+                max_bytes=query.max_bytes,
+            )
+        except CorruptRecord as damage:
+            context = {"offset": str(at), "next_offset": str(at + 1)}
+            raise Refusal("record_corrupt", f"the message at offset {at} of {queue} is damaged", context=context) from damage
         left_ms = deadline_ms - services.clock.monotonic_ms()
         if found or left_ms <= 0 or services.is_stopping:
             return found, at, at > offset

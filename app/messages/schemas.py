@@ -202,7 +202,7 @@ class TraceEvent(msgspec.Struct, kw_only=True):
         str,
         Meta(
             description="born, stored, queued, indexed, leased, extended, acked, nacked, expired, dead_lettered, discarded, "
-            "skipped, redriven or reset."
+            "skipped, damaged, redriven or reset."
         ),
     ]
     log_offset: Offset | UnsetType = UNSET

@@ -38,7 +38,12 @@ async def list_(services: Services, call: Call) -> Reply:
 
 
 def view(task: delivery.Task, now_ms: int) -> Task:
-    failures = [TaskFailure(message_id=message_id, code="message_not_found") for message_id in task.failed_ids]
+    failures = [TaskFailure(message_id=message_id, code="record_corrupt") for message_id in task.stubs]
+    failures += [
+        TaskFailure(message_id=message_id, code="message_not_found")
+        for message_id in task.failed_ids
+        if message_id not in task.stubs
+    ]
     eta_ms = delivery.eta_ms(task, now_ms)
     return Task(
         task_id=task.task_id,

@@ -13,7 +13,13 @@ class TaskFailure(msgspec.Struct, kw_only=True, gc=False):
     """A message that could not be dealt with, and why."""
 
     message_id: str
-    code: Annotated[str, Meta(description="message_not_found: no dead letter of this id was there.")]
+    code: Annotated[
+        str,
+        Meta(
+            description="message_not_found: no dead letter has this id. record_corrupt: the dead letter stands for a damaged "
+            "message, whose body is lost."
+        ),
+    ]
 
 
 class Task(msgspec.Struct, kw_only=True):
@@ -26,8 +32,10 @@ class Task(msgspec.Struct, kw_only=True):
     total: Annotated[int, Meta(description="Messages that were to be dealt with when it began; by id, the ids.")]
     done: Annotated[int, Meta(description="Those that were.")]
     failed: Annotated[int, Meta(description="Those that could not be; known when the task is done.")]
-    failures: Annotated[list[TaskFailure], Meta(description="Those of them that were asked for by id.")]
-    failures_omitted: Annotated[int, Meta(description="Those that are not among `failures`: they were no longer there.")]
+    failures: Annotated[
+        list[TaskFailure], Meta(description="Those of them that were asked for by id or stand for damaged messages.")
+    ]
+    failures_omitted: Annotated[int, Meta(description="Those that are not among `failures`.")]
     eta_ms: (
         Annotated[int, Meta(description="While it runs: how long the rest may take; absent until that can be said.")]
         | UnsetType

@@ -14,8 +14,8 @@ _EVENT = """
     positions array<array<string>>, offsets array<bigint>
 """
 RUNS = ("leased", "acked", "expired", "retried", "dead_lettered", "discarded")  # name messages by runs
-SINGLE = ("returned", "extended")  # one by one
-SETTLED = ("acked", "retried", "dead_lettered", "discarded")  # here nothing of the message is left for the group
+SINGLE = ("returned", "extended", "damaged")  # one by one
+SETTLED = ("acked", "retried", "dead_lettered", "discarded", "damaged")  # here nothing of the message is left for the group
 # `skipped` names runs, too, but is no step of a message: a run may be millions long, and what the group was given once is not
 # skipped (`skips`).
 QUEUE = ["group", "topic", "queue_id"]

@@ -76,6 +76,6 @@ def _ends(material: Material) -> DataFrame:
     steps = material.lease_steps.where(c("event") != "extended")
     state = steps.groupBy(*MESSAGE).agg(F.max_by("event", "at").alias("event"))
     joined = last.select(*_CHAIN, "last.*").join(state, MESSAGE, "left")
-    is_settled = F.coalesce(c("event").isin("acked", "discarded"), F.lit(False))
+    is_settled = F.coalesce(c("event").isin("acked", "discarded", "damaged"), F.lit(False))
     end = F.when(c("state") != "back", c("state")).when(is_settled, "settled").otherwise("open")
     return joined.select(*_CHAIN, end.alias("end"))

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from app.problems import PROBLEMS
-from tests.support.http import assert_problem, ok
+from tests.support.http import assert_problem, ok, until
 from tests.support.server import Server
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
@@ -194,10 +194,32 @@ def test_a_damaged_message_is_never_served_and_the_rest_of_its_queue_is(tmp_path
             path = f"/v1/topics/orders/queues/0/messages?payload={form}"
             first = ok(api.get(f"{path}&offset=0&max_messages=1"))["messages"]
             problem = assert_problem(api.get(f"{path}&offset=1"), 500, "record_corrupt")
-            last = ok(api.get(f"{path}&offset=2"))["messages"]
+            last = ok(api.get(f"{path}&offset={problem['context']['next_offset']}"))["messages"]
             ready = api.get("/readyz")
+            ok(api.put("/v1/groups/billing", json={"topics": [{"topic": "orders"}]}), 201)
+            received = [ok(api.post("/v1/groups/billing/receive", json={"max_messages": 10}))["messages"] for _ in range(2)]
+            (stub,) = ok(api.get("/v1/groups/billing/dead-letters"))["items"]
+            found = ok(api.get(f"/v1/groups/billing/dead-letters/{stub['message']['message_id']}"))
+            lag = ok(api.get("/v1/groups/billing/lag"))
+            counted = metrics(api)["escrowmq_messages_damaged"]
+            redrive = {"select": "ids", "message_ids": [stub["message"]["message_id"]]}
+            task = ok(api.post("/v1/groups/billing/dead-letters/redrive", json=redrive), 202)
+            ended = until(lambda: (now := ok(api.get(f"/v1/tasks/{task['task_id']}")))["state"] == "done" and now, "it ends")
 
     assert [message["message_id"] for message in first + last] == [sent[0]["message_id"], sent[2]["message_id"]]
     assert problem["context"]["offset"] == "1"
     assert str(tmp_path) not in problem["detail"]
     assert ready.status_code == 200
+    assert [one["message_id"] for some in received for one in some] == [sent[0]["message_id"], sent[2]["message_id"]]
+    assert found == stub
+    assert stub | {"reason": "", "dead_lettered_at": "", "message": {}} == {
+        "message": {}, "origin_topic": "orders", "reason": "", "attempts": 0, "dead_lettered_at": "", "damaged": True,
+        "log_offset": sent[1]["log_offset"],
+    }  # fmt: skip
+    assert "damaged" in stub["reason"]
+    assert str(tmp_path) not in stub["reason"]
+    place = {name: stub["message"][name] for name in ("topic", "queue_id", "queue_offset")}
+    assert place == {"topic": "orders", "queue_id": 0, "queue_offset": 1}
+    assert "payload" not in stub["message"]
+    assert (lag["messages_damaged"], counted) == (1, 1)
+    assert ended["failures"] == [{"message_id": stub["message"]["message_id"], "code": "record_corrupt"}]

@@ -1,13 +1,14 @@
-"""Any sequence of sends, receives, acks, refusals, lapses, resets, kills and power cuts keeps what a plain model says.
+"""Any sequence of sends, receives, acks, refusals, lapses, resets, damage, kills and power cuts keeps what a plain model says.
 
 What is asked of every step: a message is with one consumer at a time; what was acknowledged never comes again, nor what was
 withdrawn; what was not comes again until it is; no count of attempts goes back; the same attempt again is given the same; in
 an ordered group no key is overtaken, and one that is held keeps no other from coming; the committed offset is the settled
-prefix. At the end everything that is neither done
+prefix; a message whose record is damaged becomes a dead letter, once. At the end everything that is neither done
 nor dead is received, once each. tests/fault/test_lease_mutants.py plants mistakes that it must find.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable
 from typing import Any
 
@@ -16,10 +17,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from delivery.receive import HandedOut
+from delivery.retry_message import is_stub
 from storage.files.simulated import SimulatedDisk
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.message import QueueId
-from tests.support.delivery import GROUP, House, rules
+from tests.support.delivery import GROUP, House, rules, spoil
 from tests.support.simulation import World
 
 QUEUES = [QueueId("orders", 0), QueueId("orders", 1)]
@@ -41,6 +43,8 @@ class Item:
         self.may_be_done = False
         self.may_be_dead = False
         self.is_withdrawn = False
+        self.is_damaged = False
+        self.stubs_allowed = 0  # dead letters that may stand for it
         self.may_be_put_off = False  # it may lie elsewhere, to come back as a retry
         self.held_until_ms = 0  # nobody is given it before
         self.handle: HandedOut | None = None  # of the last hand-out
@@ -247,10 +251,25 @@ class LeaseMachine(RuleBasedStateMachine):
             item.attempts = item.more_attempts = item.held_until_ms = 0
             item.is_done, item.may_be_done, item.may_be_put_off = is_done, False, False
             item.may_be_dead |= item.name in dead
+            item.stubs_allowed += item.is_damaged
 
     @rule()
     def keep_a_snapshot(self) -> None:
         self._call(self.house.delivery.save_snapshot())
+
+    @rule(at=indexes)
+    def damage_a_record(self, at: int) -> None:
+        """Between an orderly end and a start, which looks at nothing then. A retry of the message may lie elsewhere, whole."""
+        sound = [item for item in self.items.values() if not item.is_damaged and not item.is_done]
+        if not sound:
+            return
+        item = sound[at % len(sound)]
+        (stored,) = self._call(self.store.read(item.queue, self._offset_of(item), max_messages=1, max_bytes=1))
+        self._call(self.house.close())
+        disk = self.world.disk.after_kill()
+        spoil(disk, stored.log_offset, segment_bytes=self.options.segment_bytes)
+        item.is_damaged, item.stubs_allowed = True, 1
+        self._restart(lambda: disk)
 
     @rule(closes=st.booleans())
     def kill(self, closes: bool) -> None:
@@ -304,7 +323,13 @@ class LeaseMachine(RuleBasedStateMachine):
     def what_is_dead_may_be(self) -> None:
         if not hasattr(self, "house"):
             return
+        stubs = Counter(one.message_id for one in self._call(self.house.dead_letters()) if is_stub(one))
+        by_stub = {self._stub_of(item): item for item in self.items.values() if item.is_damaged}
+        for stub, count in stubs.items():
+            assert count <= by_stub[stub].stubs_allowed, f"{stub} became a dead letter {count} times"
         for one in self._call(self.house.dead_letters()):
+            if is_stub(one):
+                continue
             item = self.items[one.message_id]
             has_used_up = item.attempts + item.more_attempts >= self.rules.max_attempts
             assert item.may_be_dead or has_used_up, f"{item.name} was given up after {item.attempts} attempts"
@@ -319,7 +344,7 @@ class LeaseMachine(RuleBasedStateMachine):
             position = self._call(self.house.position(queue)) or 0
             mine = [item for item in self.items.values() if item.queue == queue]
             for item in mine[:position]:
-                is_accounted_for = item.is_done or item.may_be_done or item.is_withdrawn
+                is_accounted_for = item.is_done or item.may_be_done or item.is_withdrawn or item.is_damaged
                 assert is_accounted_for or item.attempts + item.more_attempts > 0, f"{item.name} was passed over"
 
     # ---------------------------------------------------------------------------------------------------------- helpers
@@ -331,6 +356,7 @@ class LeaseMachine(RuleBasedStateMachine):
             item = self.items[one.message.message_id]
             assert not item.is_done, f"{item.name} came again"
             assert not item.is_withdrawn, f"{item.name} was withdrawn, and came"
+            assert not item.is_damaged or item.may_be_put_off, f"{item.name} is damaged, and came"
             assert item.held_until_ms <= self.house.now_ms, f"{item.name} was lent twice"
             assert item.attempts < one.attempt <= item.attempts + item.more_attempts + 1, (
                 f"attempt {one.attempt} of {item.name} after {item.attempts} and at most {item.more_attempts} more"
@@ -353,6 +379,7 @@ class LeaseMachine(RuleBasedStateMachine):
             is_blocked = self.rules.ordered and not all(one.is_done for one in before)
             is_new = not item.attempts and not item.more_attempts and item.held_until_ms <= begun_ms
             is_gone = item.is_done or item.may_be_done or item.may_be_dead or item.may_be_put_off or item.is_withdrawn
+            is_gone |= item.is_damaged
             assert is_blocked or is_gone or not is_new, f"{item.name} waits for nothing, and did not come"
 
     def _check_order(self, names: list[str], begun_ms: int) -> None:
@@ -363,6 +390,7 @@ class LeaseMachine(RuleBasedStateMachine):
                 if other.order_key == item.order_key and other.name < name and not other.is_done:
                     has_used_up = other.attempts + other.more_attempts >= self.rules.max_attempts
                     is_gone = other.may_be_done or other.may_be_dead or has_used_up or other.is_withdrawn
+                    is_gone |= other.is_damaged
                     has_come = other.name in names[:number]
                     assert has_come or is_gone, f"{name} came before {other.name}"
 
@@ -411,9 +439,16 @@ class LeaseMachine(RuleBasedStateMachine):
                 assert accepted
                 item.is_done = True
         dead = {one.message_id for one in self._call(self.house.dead_letters())}
+        dead |= {item.name for item in self.items.values() if item.is_damaged and self._stub_of(item) in dead}
         gone = {item.name for item in self.items.values() if item.is_done or item.may_be_done or item.is_withdrawn} | dead
         lost = sorted(self.items.keys() - gone)
         assert lost == [], f"{lost} were lost"
+
+    def _offset_of(self, item: Item) -> int:
+        return [one.name for one in self.items.values() if one.queue == item.queue].index(item.name)
+
+    def _stub_of(self, item: Item) -> str:
+        return f"damaged_{item.queue.topic}_{item.queue.number}_{self._offset_of(item)}"
 
     def _call(self, call: Any) -> Any:
         return self.world.call(call)

@@ -21,6 +21,7 @@ from tests.support.simulation import ROOT, World
 ORDERS = QueueId("orders", 0)
 GROUP = "billing"
 EVERYTHING = {"max_messages": 5_000, "max_bytes": 1 << 30}
+_BODY_AT = 88  # in a record
 OPTIONS = LocalStoreOptions(segment_bytes=1 << 20, prepare_ahead_bytes=65_536, index_slots=64, index_file_entries=2_000)
 
 
@@ -154,6 +155,15 @@ def without_snapshot(disk: SimulatedDisk) -> None:
     """Take the kept table of leases away."""
     if disk.exists(path := ROOT / "snapshots" / "leases"):
         disk.remove(path)
+
+
+def spoil(disk: SimulatedDisk, log_offset: int, *, segment_bytes: int = OPTIONS.segment_bytes) -> None:
+    """Flip a bit in the first byte of this record's body, on the disk itself."""
+    base = log_offset - log_offset % segment_bytes
+    file = disk.open(ROOT / "commitlog" / f"{base:020d}")
+    (byte,) = file.read(log_offset - base + _BODY_AT, 1)
+    file.write(log_offset - base + _BODY_AT, bytes([byte ^ 1]))
+    file.sync()
 
 
 Life = Callable[[House], Awaitable[None]]

@@ -1,0 +1,322 @@
+"""Damaged records and groups: each becomes a dead letter, whichever way the group meets it; nothing else is lost."""
+
+import pytest
+
+from delivery.dead_letters import Redrive
+from delivery.filters import FilterKind
+from delivery.groups import Subscription
+from delivery.lease_events import LEASE_QUEUE, Damaged, read_event
+from delivery.tasks import Wanted
+from storage.errors import OffsetExpired, StorageError, StorageFull
+from storage.files.simulated import SimulatedDisk
+from storage.message import Message, OffsetRange, QueueId, StoredMessage
+from tests.support.delivery import EVERYTHING, GROUP, ORDERS, House, in_house, named, rules, spoil, without_snapshot
+
+RETRIES = QueueId(f"%RETRY%{GROUP}", 0)
+DEAD = QueueId(f"%DLQ%{GROUP}", 0)
+
+
+class Spoiled:
+    """Records that lives of a house choose, and that are damaged before the next life."""
+
+    def __init__(self) -> None:
+        self.log_offsets: list[int] = []
+
+    async def choose(self, house: House, queue: QueueId, *offsets: int) -> None:
+        """And stop the house in order: then a start does not look at them."""
+        for offset in offsets:
+            (message,) = await house.store.read(queue, offset, max_messages=1, max_bytes=1)
+            assert message.log_offset is not None
+            self.log_offsets.append(message.log_offset)
+        await house.close()
+
+    def __call__(self, disk: SimulatedDisk) -> None:
+        while self.log_offsets:
+            spoil(disk, self.log_offsets.pop())
+
+
+async def stubs(house: House) -> list[tuple[str, int]]:
+    """The dead letters by the place of their message."""
+    found = await house.delivery.dead_letters.slice(GROUP, 0, 1_000)
+    assert all(one.body == b"" and "the record is damaged" in one.system["__reason"] for one in found)
+    return [(one.message_id, int(one.system["RECONSUME_TIME"])) for one in found]
+
+
+async def damaged_count(house: House) -> int:
+    assert house.rules is not None
+    queues, _ = await house.delivery.lag(GROUP, house.rules)
+    assert sum(one.damaged for one in queues) == house.delivery.count_damaged()
+    return house.delivery.count_damaged()
+
+
+async def send_three(house: House, spoiled: Spoiled) -> None:
+    for name in ("first", "second", "third"):
+        await house.send(name, tag="red", key="k")
+    await spoiled.choose(house, ORDERS, 1)
+
+
+def subscription(expression: str, kind: FilterKind = "tag") -> tuple[Subscription, ...]:
+    return (Subscription("orders", kind, expression),)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"ordered": True},
+        {"subscriptions": subscription("red || blue")},
+        {"subscriptions": subscription("TAGS = 'red'", "sql92")},
+        {"skip_lag_over": 1_000},
+        {"skip_older_than_ms": 3_600_000},
+    ],
+    ids=["plain", "ordered", "tag", "sql92", "skips by lag", "skips by age"],
+)
+def test_a_damaged_message_is_a_dead_letter_for_each_kind_of_group_and_the_others_come(fields):
+    spoiled = Spoiled()
+
+    async def send(house: House) -> None:
+        await send_three(house, spoiled)
+
+    async def receive(house: House) -> None:
+        received = [await house.receive(), await house.receive()]
+
+        assert [named(one) for some in received for one in some] == [("first", 1), ("third", 1)]
+        assert await house.ack(*received[0], *received[1]) == [True, True]
+        assert (await house.position(), await stubs(house), await damaged_count(house)) == (3, [("damaged_orders_0_1", 0)], 1)
+
+    async def after_a_kill(house: House) -> None:
+        assert await house.receive() == []
+        assert (await house.position(), await stubs(house), await damaged_count(house)) == (3, [("damaged_orders_0_1", 0)], 1)
+        await house.close()
+
+    def between(disk: SimulatedDisk) -> None:
+        spoiled(disk)
+        without_snapshot(disk)
+
+    in_house(send, receive, after_a_kill, given=rules(**fields), between=between)
+
+
+def test_of_what_a_receive_had_taken_before_the_damage_nothing_is_lost_with_the_grant():
+    """The damage is in the log before the grant; a kill may part them."""
+    spoiled = Spoiled()
+
+    async def send(house: House) -> None:
+        await send_three(house, spoiled)
+
+    async def receive_and_lose_the_grant(house: House) -> None:
+        append, taken = house.store.append, []
+
+        async def full(messages: list[Message], **how: object):
+            if messages[-1].queue == LEASE_QUEUE and b'"leased"' in messages[-1].body:
+                taken.append(messages)
+                raise StorageFull("the disk is full")
+            return await append(messages, **how)
+
+        house.store.append = full  # type: ignore[method-assign, assignment]
+        with pytest.raises(StorageFull):
+            await house.receive()
+        assert taken
+
+    async def after_a_kill(house: House) -> None:
+        assert await house.names() == [("first", 1), ("third", 1)]
+        assert await stubs(house) == [("damaged_orders_0_1", 0)]
+
+    in_house(send, receive_and_lose_the_grant, after_a_kill, between=spoiled)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_message_that_is_damaged_while_it_is_leased_is_a_dead_letter_when_it_would_come_again(ordered):
+    spoiled = Spoiled()
+
+    async def receive(house: House) -> None:
+        await house.send("first", "second", key="k")
+        await house.send("third", key="k")
+        assert len(await house.receive()) == 3
+        await spoiled.choose(house, ORDERS, 2)
+
+    async def receive_again(house: House) -> None:
+        await house.pass_time(1_100)
+        assert await house.names() == [("first", 2), ("second", 2)]
+        assert (await stubs(house), await damaged_count(house)) == ([("damaged_orders_0_2", 1)], 1)
+
+    in_house(receive, receive_again, given=rules(ordered=ordered), between=spoiled)
+
+
+@pytest.mark.parametrize("verb", ["nack", "give_up", "the last lease ends"])
+def test_a_message_that_cannot_be_read_when_it_is_to_be_moved_is_a_dead_letter(verb):
+    spoiled, held = Spoiled(), []
+
+    async def receive(house: House) -> None:
+        await house.send("first")
+        held.extend(await house.receive(lease_ms=5_000))
+        await spoiled.choose(house, ORDERS, 0)
+
+    async def settle(house: House) -> None:
+        if verb == "nack":
+            assert await house.nack(*held, delay_ms=100) == [True]
+        elif verb == "give_up":
+            assert await house.give_up(*held, reason="bad") == [True]
+        else:
+            await house.pass_time(5_100)
+        assert (await stubs(house), await damaged_count(house)) == ([("damaged_orders_0_0", 1)], 1)
+        await house.pass_time(10_000)
+        assert (await house.receive(), await house.position()) == ([], 1)
+
+    given = rules(max_attempts=1 if verb == "the last lease ends" else 5)
+    in_house(receive, settle, given=given, between=spoiled)
+
+
+def test_a_damaged_retry_is_a_dead_letter_and_waits_no_longer():
+    spoiled = Spoiled()
+
+    async def refuse(house: House) -> None:
+        await house.send("first", "second")
+        assert all(await house.nack(*await house.receive(), delay_ms=100))
+        await house.pass_time(200)
+        await spoiled.choose(house, RETRIES, 0)
+
+    async def receive(house: House) -> None:
+        assert house.rules is not None
+        assert await house.names() == [("second", 2)]
+        assert await stubs(house) == [(f"damaged_%RETRY%{GROUP}_0_0", 0)]
+        assert (await house.delivery.lag(GROUP, house.rules))[1] == 0
+
+    in_house(refuse, receive, between=spoiled)
+
+
+def test_a_group_that_keeps_no_dead_letters_counts_what_was_damaged():
+    spoiled = Spoiled()
+
+    async def send(house: House) -> None:
+        await send_three(house, spoiled)
+
+    async def receive(house: House) -> None:
+        assert len([*await house.receive(), *await house.receive()]) == 2
+        assert (await house.dead_letters(), await damaged_count(house)) == ([], 1)
+        await house.close()
+
+    async def after_a_stop(house: House) -> None:
+        assert await damaged_count(house) == 1
+
+    in_house(send, receive, after_a_stop, given=rules(dead_letter=False), between=spoiled)
+
+
+def test_a_row_of_damaged_messages_is_one_event():
+    spoiled = Spoiled()
+
+    async def send(house: House) -> None:
+        for number in range(20):
+            await house.send(f"m{number}")
+        await spoiled.choose(house, ORDERS, *range(15))
+
+    async def receive(house: House) -> None:
+        assert len(await house.receive()) == 5
+        assert len(await stubs(house)) == 15
+        events = [read_event(one) for one in await house.store.read(LEASE_QUEUE, 0, **EVERYTHING)]
+        assert [len(one.messages) for one in events if isinstance(one, Damaged)] == [15]
+
+    in_house(send, receive, between=spoiled)
+
+
+@pytest.mark.parametrize("attempts", [0, 1])
+def test_on_a_full_disk_nothing_damaged_is_settled_and_other_queues_go_on(attempts):
+    spoiled, second = Spoiled(), QueueId("orders", 1)
+
+    async def send(house: House) -> None:
+        await house.send("first")
+        if attempts:
+            await house.receive()
+        await house.send("other", queue=second)
+        await spoiled.choose(house, ORDERS, 0)
+
+    async def receive(house: House) -> None:
+        await house.pass_time(1_100)
+        append, refused = house.store.append, list[list[Message]]()
+
+        async def full(messages: list[Message], *, from_reserve: bool = False, **how: object):
+            if not from_reserve:
+                refused.append(messages)
+                assert len(refused) < 100, "it spins"
+                raise StorageFull("the disk is full")
+            return await append(messages, from_reserve=True, **how)
+
+        house.store.append = full  # type: ignore[method-assign, assignment]
+        assert await house.names() == [("other", 1)]
+        with pytest.raises(StorageFull):
+            await house.receive()
+        assert (await stubs(house), await damaged_count(house)) == ([], 0)
+        house.store.append = append  # type: ignore[method-assign]
+        assert await house.receive() == []
+        assert (await stubs(house), await damaged_count(house)) == ([("damaged_orders_0_0", attempts)], 1)
+
+    in_house(send, receive, queues=2, between=spoiled)
+
+
+@pytest.mark.parametrize("expression", ["*", "red"])
+def test_a_message_that_has_not_expired_is_never_passed_over_as_if_it_had(expression):
+    async def life(house: House) -> None:
+        await house.send("first", tag="red")
+
+        async def wrong(queue: QueueId, offset: int, **how: object):
+            raise OffsetExpired(requested=offset, available=OffsetRange(0, 1))
+
+        read, read_tagged = house.store.read, house.store.read_tagged
+        house.store.read = house.store.read_tagged = wrong  # type: ignore[method-assign, assignment]
+        with pytest.raises(StorageError, match="has not expired"):
+            await house.receive()
+        house.store.read, house.store.read_tagged = read, read_tagged  # type: ignore[method-assign]
+        assert await house.names() == [("first", 1)]
+
+    in_house(life, given=rules(subscriptions=subscription(expression)))
+
+
+# ------------------------------------------------------------------------------------------------------- the dead letters
+
+
+def test_a_stub_is_listed_found_and_purged_and_a_redrive_says_that_its_body_is_lost():
+    spoiled = Spoiled()
+
+    async def send(house: House) -> None:
+        await send_three(house, spoiled)
+
+    async def look(house: House) -> None:
+        assert await house.give_up(*await house.receive(), *await house.receive()) == [True, True]
+        dead = house.delivery.dead_letters
+        found = await dead.find(GROUP, "damaged_orders_0_1")
+        assert found is not None
+        assert (found.system["DLQ_ORIGIN_TOPIC"], found.system["__origin"]) == ("orders", "0:1")
+        for ids in (None, frozenset({"damaged_orders_0_1", "first", "nobody"})):
+            task, _ = await dead.redrive(GROUP, Redrive(Wanted(message_ids=ids)))
+            while task.ended_at_ms is None:
+                await dead.run_once()
+            assert (task.stubs, task.failed) == (["damaged_orders_0_1"], 1 if ids is None else 3)
+        assert [one.message_id for one in await dead.slice(GROUP, 0, 10)] == ["damaged_orders_0_1"]
+        assert await dead.purge(GROUP) == 1
+        assert await dead.slice(GROUP, 0, 10) == []
+
+    in_house(send, look, between=spoiled)
+
+
+def test_a_dead_letter_whose_own_record_is_damaged_is_listed_by_its_place_and_not_redriven():
+    spoiled, own_id = Spoiled(), f"damaged_%DLQ%{GROUP}_0_0"
+
+    async def give_up(house: House) -> None:
+        await house.send("first")
+        await house.send("second")
+        for one in await house.receive():
+            assert await house.give_up(one) == [True]
+        await spoiled.choose(house, DEAD, 0)
+
+    async def look(house: House) -> None:
+        dead = house.delivery.dead_letters
+        listed: list[StoredMessage] = await dead.slice(GROUP, 0, 10)
+        assert [one.message_id for one in listed] == [own_id, "second"]
+        assert await dead.find(GROUP, own_id) is not None
+        task, _ = await dead.redrive(GROUP, Redrive(Wanted()))
+        while task.ended_at_ms is None:
+            await dead.run_once()
+        assert (task.done, task.stubs) == (1, [own_id])
+        assert await house.names() == [("second", 1)]
+        assert [one.message_id for one in await dead.slice(GROUP, 0, 10)] == [own_id]
+
+    in_house(give_up, look, between=spoiled)
