@@ -137,7 +137,7 @@ class Metrics:
         self.registry.register(_ReadSyncs(statistics))
 
     def watch(self, gauges: Callable[[], Iterable[tuple[str, str, float]]]) -> None:
-        """Values read when somebody scrapes: (name, help, value)."""
+        """Values read when metrics are scraped: (name, help, value); a name that ends in `_total` is a counter's."""
         self.registry.register(_Read(gauges))
 
 
@@ -151,7 +151,8 @@ class _Read:
 
     def collect(self) -> Iterator[Metric]:
         for name, text, value in self._gauges():
-            yield GaugeMetricFamily(name, text, value)
+            counted = name.removesuffix("_total")
+            yield GaugeMetricFamily(name, text, value) if counted == name else CounterMetricFamily(counted, text, value)
 
 
 class _ReadLoops:

@@ -346,6 +346,11 @@ class Wiring:
         yield "escrowmq_disk_writable", "1 while new messages are taken", usage.is_writable
         yield "escrowmq_log_queued_bytes", "Bytes that wait to be written or synced", status.queued_bytes
         yield "escrowmq_log_replay_backlog_bytes", "Log that a start would replay", status.replay_backlog_bytes
+        yield (
+            "escrowmq_queue_entries_rebuilt_total",
+            "Entries of consume queue files that contradicted the log and were made again from it",
+            status.rebuilt_entries,
+        )
         yield "escrowmq_log_last_sync_seconds", "How long the last sync took", status.last_flush_ms / 1000
         table = self._services.transactions.table
         oldest = table.oldest_open

@@ -30,7 +30,7 @@
     │   ├── StoreRecovering         the store is not open yet
     │   └── StoreClosed             the store takes nothing new
     └── StorageError                an operator must look; never retried silently
-        ├── CorruptRecord           .path .physical_offset .reason .repair
+        ├── CorruptRecord           .path .physical_offset .reason .repair .queue .queue_offset
         ├── UnknownFormat           .path .found .expected .repair
         ├── DirectoryInUse          .path .owner_pid
         ├── StorageFull             the disk is full
@@ -269,15 +269,27 @@ class CorruptRecord(StorageError):
     """A stored record is damaged.
 
     `repair`: the option of `escrowmq store repair` that gets a store past this damage; empty where none is known.
+    `queue` (topic, number) and `queue_offset`: of the message that cannot be read, where a queue was read.
     """
 
-    def __init__(self, path: PurePath | None, physical_offset: int, reason: str, *, repair: str = "") -> None:
+    def __init__(
+        self,
+        path: PurePath | None,
+        physical_offset: int,
+        reason: str,
+        *,
+        repair: str = "",
+        queue: tuple[str, int] | None = None,
+        queue_offset: int | None = None,
+    ) -> None:
         place = f"{path} at log offset {physical_offset}" if path is not None else f"log offset {physical_offset}"
         super().__init__(f"{place}: {reason}")
         self.path = path
         self.physical_offset = physical_offset
         self.reason = reason
         self.repair = repair
+        self.queue = queue
+        self.queue_offset = queue_offset
 
 
 class UnknownFormat(StorageError):

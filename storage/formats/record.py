@@ -37,6 +37,10 @@ MAGIC_V1 = 0xDAA320A7
 MAGIC_V2 = 0xDAA320AB
 MAGIC_END_OF_FILE = 0xCBD43194
 
+MAGIC_AT = 4
+MAGICS_START = MAGIC_V1.to_bytes(4, "big")[:3]  # of both versions of a record
+assert MAGIC_V2.to_bytes(4, "big").startswith(MAGICS_START)
+
 END_OF_FILE_BYTES = 8
 FIXED_BYTES = 91  # version 1 with IPv4 hosts: everything but body, topic and properties
 V1_TOPIC_BYTES = 127
@@ -51,8 +55,11 @@ STORE_HOST_IPV6 = 0x20
 # port. Nobody dials it. It tells who wrote a record: one of ours without a unit item is damaged, a broker's is not.
 HOST = b"\x7fEMQ" + struct.pack(">i", 10911)
 
+_MAGICS = (MAGIC_V1, MAGIC_V2)
 _TRANSACTION = {bits.value: bits for bits in TransactionBits}  # to look one up costs a tenth of making it
 _START = struct.Struct(">iI")
+_PLACED = struct.Struct(">iI20xq")
+_QUEUED = struct.Struct(">12xi4xq")
 _HEADER = struct.Struct(">iIIiiqqiq8sq8siqi")  # with IPv4 hosts: up to and with body_bytes
 _HEADER_TO_BORN = struct.Struct(">iIIiiqqiq")
 _AFTER_BORN = struct.Struct(">q")
@@ -139,6 +146,25 @@ def start(raw: bytes, at: int = 0) -> tuple[int, int]:
     """(total_bytes, magic) of the record that begins at `at`; nothing is checked."""
     total, magic = _START.unpack_from(raw, at)
     return total, magic
+
+
+def is_end_of_file(raw: bytes, at: int) -> bool:
+    """Does an end-of-file record begin there?"""
+    return at + END_OF_FILE_BYTES <= len(raw) and start(raw, at)[1] == MAGIC_END_OF_FILE
+
+
+def stated_bytes(raw: bytes, at: int, log_offset: int) -> int:
+    """The length of the record at `at` which states that it is stored at this log offset; 0 where none does. Cheap."""
+    if at < 0 or at + FIXED_BYTES > len(raw):
+        return 0
+    total, magic, place = _PLACED.unpack_from(raw, at)
+    return total if place == log_offset and magic in _MAGICS and total >= FIXED_BYTES else 0
+
+
+def stated_queue(raw: bytes, at: int) -> tuple[int, int]:
+    """(queue_number, queue_offset) of the record that begins at `at`; nothing is checked."""
+    number, queue_offset = _QUEUED.unpack_from(raw, at)
+    return number, queue_offset
 
 
 def decode(raw: bytes, at: int = 0) -> Record:

@@ -4,9 +4,7 @@ Reads here; the writer (`log_writer.py`) owns the end of it. A unit that this pr
 asking again, another is verified first: damage is found and never served.
 """
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from threading import Lock
 from typing import NamedTuple
 
 from storage.errors import CorruptRecord
@@ -15,11 +13,14 @@ from storage.formats import record as records
 from storage.formats import scan, unit
 from storage.formats.queue_entry import QueueEntry
 from storage.formats.record import DamagedRecord, Record
+from storage.local.ranges import Ranges
+from storage.message import QueueId
 
 _HOT_BYTES = 32 << 20  # behind the writer, the mapping is in memory: it has just been stored into
 _TOGETHER_BYTES = 1 << 17  # of one fetch: records of a queue, and what lies between them
+_FETCHED_BYTES = 1 << 20  # the same, in a thread that may wait
+_AT_ONCE_BYTES = 1 << 26  # a longer record is read in a thread that may wait
 _VERIFY_WINDOW = 1 << 16  # of a unit at first: most are small, and who reads what lies scattered verifies each
-_MAX_VERIFIED_RANGES = 100_000
 
 
 class Piece(NamedTuple):
@@ -36,7 +37,7 @@ class CommitLog:
         self.segments = segments
         self.trusted_from = trusted_from
         self.written_end = written_end  # the writer moves it
-        self._verified = _Ranges()
+        self._verified = Ranges()
 
     @property
     def first_offset(self) -> int:
@@ -47,7 +48,7 @@ class CommitLog:
 
         `among`: what was fetched of the log before. Raises CorruptRecord.
         """
-        if offset < self.trusted_from and not self._verified.covers(offset):
+        if not 0 < length <= _AT_ONCE_BYTES or (offset < self.trusted_from and not self._verified.covers(offset)):
             return None
         if among is not None and among.begin <= offset <= among.end - length:
             return self._decode(among.data, offset, length, at=offset - among.begin)
@@ -61,6 +62,17 @@ class CommitLog:
         begin, end = entries[0].physical_offset, entries[-1].physical_offset + entries[-1].record_bytes
         data = self._bytes_now(begin, end - begin) if 0 < end - begin <= _TOGETHER_BYTES else None
         return None if data is None else Piece(begin, end, data)
+
+    def fetch(self, entries: Sequence[QueueEntry]) -> "Piece | None":
+        """As `fetch_now`, in a thread that may wait; the piece may end before the last of them."""
+        begin, end = entries[0].physical_offset, entries[-1].physical_offset + entries[-1].record_bytes
+        if len(entries) < 2 or not 0 < end - begin <= _FETCHED_BYTES:
+            return None
+        try:
+            data = self.segments.read(begin, end - begin)
+        except IndexError:  # a damaged entry points outside of the log
+            return None
+        return Piece(begin, begin + len(data), data)
 
     def _bytes_now(self, offset: int, length: int) -> bytes | None:
         """None where the disk must be asked, or no one segment has them all."""
@@ -85,7 +97,7 @@ class CommitLog:
         if not self.first_offset <= offset < self.written_end:
             return None
         try:
-            length = self._length_at(offset)
+            length = self.length_at(offset)
             return self.read(offset, length) if length else None
         except IndexError:  # its segment was dropped meanwhile
             return None
@@ -154,14 +166,14 @@ class CommitLog:
         if not self.first_offset <= place < self.segments.end_offset:
             return
         for _ in range(item.record_count):
-            length = self._length_at(place)
+            length = self.length_at(place)
             if not length:
                 return
             yield place, length
             place += length
 
-    def _length_at(self, offset: int) -> int:
-        """The length of the record that begins here; 0 where none can."""
+    def length_at(self, offset: int) -> int:
+        """The length of the record that begins here; 0 where none can. Raises IndexError outside of the log."""
         segment = self.segments.find(offset)
         raw = segment.file.read(offset - segment.base_offset, records.END_OF_FILE_BYTES)
         total = records.start(raw)[0] if len(raw) == records.END_OF_FILE_BYTES else 0
@@ -174,8 +186,10 @@ class CommitLog:
             return True
         return records.body_crc(record.body) != record.body_crc or record.physical_offset != offset
 
-    def corrupt(self, offset: int, reason: str) -> CorruptRecord:
-        return CorruptRecord(self.segments.find(offset).path, offset, reason)
+    def corrupt(
+        self, offset: int, reason: str, *, queue: QueueId | None = None, queue_offset: int | None = None
+    ) -> CorruptRecord:
+        return CorruptRecord(self.segments.find(offset).path, offset, reason, queue=queue, queue_offset=queue_offset)
 
 
 def _stated_items(record: Record) -> Iterator[unit.UnitItem]:
@@ -184,34 +198,3 @@ def _stated_items(record: Record) -> Iterator[unit.UnitItem]:
         item = unit.decode_item(record.properties, max(0, len(record.properties) - unit.UNIT_ITEM_BYTES - tail))
         if item is not None:
             yield item
-
-
-class _Ranges:
-    """A set of log offsets as ranges that do not touch. The reading lane adds, the owner's thread asks.
-
-    Forgets everything when it grows too long: then it is verified anew.
-    """
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._begins: list[int] = []
-        self._ends: list[int] = []
-
-    def covers(self, offset: int) -> bool:
-        with self._lock:
-            index = bisect_right(self._begins, offset) - 1
-            return index >= 0 and offset < self._ends[index]
-
-    def add(self, begin: int, end: int) -> None:
-        if begin == end:
-            return
-        with self._lock:
-            if len(self._begins) >= _MAX_VERIFIED_RANGES:
-                self._begins.clear()
-                self._ends.clear()
-            first = bisect_left(self._ends, begin)
-            last = bisect_right(self._begins, end)
-            if first < last:
-                begin, end = min(begin, self._begins[first]), max(end, self._ends[last - 1])
-            self._begins[first:last] = [begin]
-            self._ends[first:last] = [end]

@@ -4,7 +4,7 @@ New entries are kept in memory until the derive lane has written them; only entr
 so the files never say more than the log. The owner's thread owns the tables, the derive lane writes files, the read lane reads.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import groupby
 from pathlib import PurePath
@@ -27,7 +27,7 @@ class ConsumeQueue:
     `append(entry)` makes the message at `end` visible. It is the list's own method: it is called once for each message.
     """
 
-    __slots__ = ("_recent", "_unflushed_from", "append", "first", "id", "next_offset")
+    __slots__ = ("_recent", "_unflushed_from", "append", "first", "id", "next_offset", "trusted_from")
 
     def __init__(self, queue: QueueId, *, first: int, end: int) -> None:
         self.id = queue
@@ -37,6 +37,7 @@ class ConsumeQueue:
         self._recent: tuple[int, list[bytes]] = (end, [])
         self.append = self._recent[1].append
         self._unflushed_from = end
+        self.trusted_from = end  # entries from here on were made by this process; those before are what the files say
 
     @property
     def end(self) -> int:
@@ -158,19 +159,6 @@ class ConsumeQueues:
         return UnknownQueue(f"topic {queue.topic} has queues 0 to {count - 1}, there is no queue {queue.number}")
 
 
-def _first_at(bounds: OffsetRange, log_offset: int, entries_at: Callable[[int], list[QueueEntry]]) -> int:
-    """A search in [first, end): entries point ever further into the log."""
-    low, high = bounds
-    middle = low  # nearly always it is the first
-    while low < high:
-        if entries_at(middle)[0].physical_offset >= log_offset:
-            high = middle
-        else:
-            low = middle + 1
-        middle = (low + high) // 2
-    return low
-
-
 class QueueFiles:
     """The files of all queues: sparse, of one length, `<topic>/<queue>/<20 digits of the byte address>`."""
 
@@ -223,13 +211,20 @@ class QueueFiles:
                     found.append(recent[0] if recent else None)
         return found
 
-    def first_at(self, queue: ConsumeQueue, log_offset: int) -> int:
-        """The first of the queue's messages that lies at or behind this place in the log, or its end; the read lane's."""
-        return _first_at(queue.bounds, log_offset, lambda queue_offset: self.entries(queue, queue_offset, 1))
-
     def first_stored_at(self, queue: QueueId, bounds: OffsetRange, log_offset: int) -> int:
-        """As `first_at`, from the files alone. Raises FileNotFoundError, IndexError where they do not have what it takes."""
-        return _first_at(bounds, log_offset, lambda queue_offset: self.read(queue, queue_offset, 1))
+        """The first of the queue's messages that is stored at or behind this place in the log, or its end, by the files alone.
+
+        Raises FileNotFoundError, IndexError where they do not have what it takes.
+        """
+        low, high = bounds
+        middle = low  # nearly always it is the first
+        while low < high:
+            if self.read(queue, middle, 1)[0].physical_offset >= log_offset:
+                high = middle
+            else:
+                low = middle + 1
+            middle = (low + high) // 2
+        return low
 
     def drop_before(self, queue: QueueId, queue_offset: int) -> None:
         """Remove the files that have only entries before this one; never the last. The derive lane's."""
@@ -253,12 +248,20 @@ class QueueFiles:
             path, at = self._place(queue, queue_offset)
             piece = entries[: self._file_bytes - at]
             if not self._vfs.exists(path):
-                self._make(path, fillers=at // ENTRY_BYTES if queue_offset == unflushed.queue.first else 0)
+                self._make(path, fillers=unflushed.queue.first - (queue_offset - at // ENTRY_BYTES))
             with self._handles.use(path) as file:
                 file.write(at, piece)
             self._unsynced.add(path)
             queue_offset += len(piece) // ENTRY_BYTES
             entries = entries[len(piece) :]
+
+    def rewrite(self, unflushed: Unflushed) -> None:
+        """Entries that the file should have, in one file; a file that is missing or cut is made whole. The derive lane's."""
+        self.write(unflushed)
+        path, _ = self._place(unflushed.queue.id, unflushed.queue_offset)
+        with self._handles.use(path) as file:
+            if file.size() < self._file_bytes:
+                file.extend(self._file_bytes)
 
     def sync(self) -> None:
         """Everything written is durable on return; the derive lane's."""
@@ -276,9 +279,10 @@ class QueueFiles:
             self._vfs.sync_directory(path.parent.parent)
             self._vfs.sync_directory(self._directory)
         durable.make_sized(self._vfs, path, self._file_bytes, scratch=self._scratch, with_space=False)
-        if fillers:
+        self._handles.forget(path)  # of a file that was removed by another program
+        if fillers > 0:
             with self._handles.use(path) as file:
-                file.write(0, queue_entry.FILLER * fillers)
+                file.write(0, queue_entry.FILLER * min(fillers, self._entries_per_file))
 
     def _place(self, queue: QueueId, queue_offset: int) -> tuple[PurePath, int]:
         file_number, number = divmod(queue_offset, self._entries_per_file)

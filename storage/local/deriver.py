@@ -184,7 +184,9 @@ class Deriver:
                     (self._offsets.encode(),), {OFFSET_QUEUE: self._queues[OFFSET_QUEUE].end}
                 )
             self.thorough_begun += 1
-            queues_snapshot = QueuesSnapshot.of(self._queues, log_offset=log_end, stored_at_ms=stored_at_ms)
+            queues_snapshot = QueuesSnapshot.of(
+                self._queues, log_begin=self._segments.first_offset, log_offset=log_end, stored_at_ms=stored_at_ms
+            )
             due = self._due_index.freeze()
             delay_progress, self._delay_progress = self._delay_progress, None
         unflushed = [queue.take_unflushed() for queue in dirty]

@@ -27,7 +27,6 @@ from storage.formats import unit
 from storage.identifiers import Identifiers
 from storage.local import queue_ends
 from storage.local.arrivals import Arrivals
-from storage.local.commit_log import CommitLog
 from storage.local.consume_queue import ConsumeQueue
 from storage.local.deriver import Deriver
 from storage.local.event_loop import EventLoopRunner
@@ -124,7 +123,7 @@ class LocalMessageStore:
         self._offsets = files.offsets
         self._due_index = files.due_index
         self._arrivals = Arrivals()
-        self._log = CommitLog(files.segments, trusted_from=recovered.walked_from, written_end=recovered.end)
+        self._log = files.log
         self._preparer = Preparer(
             files.segments,
             runner,
@@ -175,7 +174,7 @@ class LocalMessageStore:
             indexed_end=recovered.indexed_end,
             on_failure=self._fail,
         )
-        self._reader = Reader(self._log, self._queues, files.queue_files, runner)
+        self._reader = Reader(self._log, self._queues, files.queue_files, files.queue_check, runner)
         self._lookup = KeyLookup(
             self._log,
             files.key_index,
@@ -189,6 +188,7 @@ class LocalMessageStore:
             files.segments,
             self._queues,
             files.queue_files,
+            files.queue_check,
             files.key_index,
             self._deriver,
             self._writer,
@@ -199,6 +199,7 @@ class LocalMessageStore:
             check_log=files.check_log,
             pause=self._pause,
             in_lane=self._in_lane,
+            in_read_lane=self._reader.in_read_lane,
             append=self._append_own,
             put_back_offsets=self._commits.put_back,
             record_beginning=self._record_beginning,
@@ -479,6 +480,7 @@ class LocalMessageStore:
             derived_at_ms=self._deriver.last_round_ms,
             derive_lag_ms=self._deriver.lag_ms(),
             derive_error=self._deriver.last_error,
+            rebuilt_entries=self._files.queue_check.rebuilt_entries,
         )
 
     def pressure(self) -> float:

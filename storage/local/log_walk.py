@@ -3,9 +3,13 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from storage.errors import CorruptRecord
 from storage.files.segments import Segments
+from storage.formats import record as records
 from storage.formats import scan, unit
+from storage.formats.index_file import Ints
 from storage.formats.scan import Scan, Stop
 
 _WINDOW_BYTES = 4 << 20
@@ -39,3 +43,63 @@ def windows(segments: Segments, begin: int, end: int) -> Iterator[Window]:
             raise CorruptRecord(segment.path, found.end, found.reason or "zeros where a unit was")
         else:
             at = found.end
+
+
+class Stated(NamedTuple):
+    """Bytes of the log from `offset` on, and the records in them by what they state of themselves."""
+
+    data: bytes
+    offset: int
+    record_offsets: Ints
+    record_bytes: Ints
+
+
+def stated(segments: Segments, begin: int, end: int) -> Iterator[Stated]:
+    """The records of [begin, end), damage passed over; nothing but their magics and places is checked.
+
+    `begin` is the border of a record. Where no record follows another, the next one is the next place in the file that names
+    itself. Raises IndexError where a segment was dropped meanwhile.
+    """
+    at = begin
+    wanted = _WINDOW_BYTES
+    while at < end:
+        segment = segments.find(at)
+        left = min(end, segment.end_offset) - at
+        data = segment.file.read(at - segment.base_offset, min(wanted, left))
+        found, step = _stated_in(data, at, is_all=len(data) < wanted)
+        wanted = _WINDOW_BYTES
+        if found:
+            yield Stated(data, at, *np.array(found, np.int64).T)
+        elif step > len(data):  # one record, larger than a window
+            wanted = step
+            continue
+        at += left if len(data) == left or not data else step
+
+
+def _stated_in(data: bytes, offset: int, *, is_all: bool) -> tuple[list[tuple[int, int]], int]:
+    """((log offset, length) of each whole record, how far to go on). A step beyond the data: a record that begins it."""
+    found: list[tuple[int, int]] = []
+    at = last = 0
+    while 0 <= at < len(data):
+        total = records.stated_bytes(data, at, offset + at)
+        if total and at + total <= len(data):
+            found.append((offset + at, total))
+            last, at = at, at + total
+        elif at + max(total, records.FIXED_BYTES) > len(data) and not is_all:
+            return found, at or total
+        elif records.is_end_of_file(data, at):
+            break
+        else:
+            # Not from `at` on: the length that led here may be what is damaged.
+            at = last = _next_stated(data, max(last, at if total else last) + 1, offset)
+    return found, at if at == len(data) else max(1, len(data) - records.FIXED_BYTES)
+
+
+def _next_stated(data: bytes, begin: int, offset: int) -> int:
+    """Where the next record begins that names its own place; -1 where none does."""
+    at = data.find(records.MAGICS_START, begin + records.MAGIC_AT)
+    while at >= 0:
+        if records.stated_bytes(data, at - records.MAGIC_AT, offset + at - records.MAGIC_AT):
+            return at - records.MAGIC_AT
+        at = data.find(records.MAGICS_START, at + 1)
+    return -1

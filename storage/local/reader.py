@@ -1,32 +1,39 @@
 """Messages from queues: from memory in the owner's thread, and what memory does not hold from the files in the read lane."""
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from itertools import groupby, takewhile
 from operator import itemgetter
+from typing import TypeVar
 
 from storage.errors import CorruptRecord, OffsetBeyondEnd, OffsetExpired, RejectedError
 from storage.formats import record as records
 from storage.formats.queue_entry import QueueEntry
-from storage.local.commit_log import CommitLog
+from storage.local.commit_log import CommitLog, Piece
 from storage.local.consume_queue import ConsumeQueue, ConsumeQueues, QueueFiles
 from storage.local.futures import in_lane
+from storage.local.queue_check import DoubtfulEntry, QueueCheck, is_of
 from storage.local.runner import Lane, Runner
 from storage.message import QueueId, StoredMessage
 from storage.store import Scanned
+
+T = TypeVar("T")
 
 _AT_ONCE = 32  # messages; about a millisecond
 _ENTRIES_AT_ONCE = 1_024  # of a queue, where most of what they point to is not read
 
 
 class Reader:
-    """Of queues that grow and expire while it reads."""
+    """Of queues that grow and expire while it reads, and whose files may be damaged."""
 
-    def __init__(self, log: CommitLog, queues: ConsumeQueues, files: QueueFiles, runner: Runner) -> None:
+    def __init__(self, log: CommitLog, queues: ConsumeQueues, files: QueueFiles, check: QueueCheck, runner: Runner) -> None:
         self._log = log
         self._queues = queues
         self._files = files
+        self._check = check
         self._runner = runner
+        self._repairing = asyncio.Lock()
 
     async def read(self, queue: QueueId, queue_offset: int, *, max_messages: int, max_bytes: int) -> list[StoredMessage]:
         page = _Page(queue_offset, max_messages, max_bytes)
@@ -62,10 +69,26 @@ class Reader:
         waiting = [number for number, one in enumerate(found) if one is None]
         if waiting:
             asked = [places[number] for number in waiting]
-            fetched = await in_lane(self._runner, Lane.READ, lambda: self._read_each_waiting(asked, max(1, max_bytes)))
+            fetched: list[StoredMessage | RejectedError | CorruptRecord] = []
+            await self.in_read_lane(lambda: self._read_each_waiting(asked, fetched, max(1, max_bytes)))
             for number, one in zip(waiting, fetched, strict=False):
                 found[number] = one
         return list(takewhile(lambda one: one is not None, found))  # type: ignore[arg-type]
+
+    async def in_read_lane(self, job: Callable[[], T]) -> T:
+        """What the job returns. Entries of queue files that it doubts are repaired, then it is called again."""
+        while True:
+            try:
+                return await in_lane(self._runner, Lane.READ, job)
+            except DoubtfulEntry as doubt:
+                await self._repair(doubt)
+
+    async def _repair(self, doubt: DoubtfulEntry) -> None:
+        """One after another: a file that is damaged as a whole is met by many readers, and repaired by the first."""
+        async with self._repairing:
+            steps = self._check.repair(self._queues[doubt.queue], doubt.queue_offset)
+            while not await in_lane(self._runner, Lane.DERIVE, partial(_is_over, steps)):
+                pass
 
     def _readable(self, queue: QueueId, queue_offset: int) -> ConsumeQueue:
         found = self._queues[queue]
@@ -88,31 +111,42 @@ class Reader:
         for queue_offset, entry in zip(queue_offsets, entries, strict=True):
             try:
                 self._check_message_at(consume_queue, queue_offset)
-                record = None if entry is None else self._log.read_now(entry.physical_offset, entry.record_bytes)
-                found.append(None if record is None else self._checked(record, consume_queue, queue_offset))
-            except (RejectedError, CorruptRecord) as error:
+            except RejectedError as error:
                 found.append(error)
+                continue
+            record = None if entry is None else self._record_now(consume_queue, queue_offset, entry)
+            found.append(None if record is None else records.to_message(record))
         return found
 
+    def _record_now(
+        self, queue: ConsumeQueue, queue_offset: int, entry: QueueEntry, among: Piece | None = None
+    ) -> records.Record | None:
+        """None where a file must be asked, or it or the log is damaged: the read lane finds out which."""
+        try:
+            record = self._log.read_now(entry.physical_offset, entry.record_bytes, among)
+        except CorruptRecord:
+            return None
+        return record if record is not None and is_of(record, queue.id, queue_offset) else None
+
     def _read_each_waiting(
-        self, places: Sequence[tuple[QueueId, int]], max_bytes: int
-    ) -> list[StoredMessage | RejectedError | CorruptRecord]:
-        """The read lane's: messages that are there, of the first ones as many as these bytes allow, at least one."""
-        found: list[StoredMessage | RejectedError | CorruptRecord] = []
-        for queue, queue_offset in places:
+        self,
+        places: Sequence[tuple[QueueId, int]],
+        found: list[StoredMessage | RejectedError | CorruptRecord],
+        max_bytes: int,
+    ) -> None:
+        """The read lane's: the messages behind those found so far, as many as these bytes allow, at least one."""
+        max_bytes -= sum([len(one.body) for one in found if isinstance(one, StoredMessage)])
+        for queue, queue_offset in places[len(found) :]:
             consume_queue = self._queues[queue]
             try:
-                entry = self._entries(consume_queue, queue_offset, 1)[0]
-                max_bytes -= entry.record_bytes
-                record = self._log.read(entry.physical_offset, entry.record_bytes)
-                found.append(self._checked(record, consume_queue, queue_offset))
+                entry = self._check.entries(consume_queue, queue_offset, 1)[0]
+                message = records.to_message(self._check.record(consume_queue, queue_offset, entry))
+                found.append(message)
+                max_bytes -= len(message.body)
             except (OffsetExpired, CorruptRecord) as error:
                 found.append(error)
-            except IndexError:  # its segment was dropped meanwhile
-                found.append(OffsetExpired(requested=queue_offset, available=consume_queue.bounds))
             if max_bytes <= 0:
                 break
-        return found
 
     def _check_message_at(self, queue: ConsumeQueue, queue_offset: int) -> None:
         """Raises OffsetExpired, OffsetBeyondEnd."""
@@ -128,7 +162,7 @@ class Reader:
             if page.next_offset < queue.first:  # it was dropped since the last piece
                 raise OffsetExpired(requested=page.next_offset, available=queue.bounds)
             if not self._fill_now(page, queue, end):
-                await in_lane(self._runner, Lane.READ, lambda: self._fill_waiting(page, queue, end))
+                await self.in_read_lane(lambda: self._fill_waiting(page, queue, end))
                 return
             if page.next_offset < end and not page.is_full:
                 await asyncio.sleep(0)
@@ -137,57 +171,40 @@ class Reader:
         """A piece of it from memory; False where a file must be asked for the next one."""
         at_once = _AT_ONCE if page.wants_all else _ENTRIES_AT_ONCE
         entries = self._files.entries_now(queue, page.next_offset, min(at_once, end - page.next_offset))
-        if not entries:
+        if not entries or not (page.wants_all or self._check.is_confirmed(queue, page.next_offset, len(entries))):
             return False
         piece = self._log.fetch_now(entries)
         most = len(page.messages) + _AT_ONCE
         for entry in entries:
             if not page.wants(entry):
                 continue
-            try:
-                record = self._log.read_now(entry.physical_offset, entry.record_bytes, piece)
-                if record is None:
-                    return False
-                page.add(self._checked(record, queue, page.next_offset))
-            except CorruptRecord as damage:
-                page.end_at(damage)
+            record = self._record_now(queue, page.next_offset, entry, piece)
+            if record is None:
+                return False
+            page.add(records.to_message(record))
             if page.is_full or len(page.messages) == most:
                 break
         return True
 
     def _fill_waiting(self, page: "_Page", queue: ConsumeQueue, end: int) -> None:
         """The read lane's: asks the files."""
-        while page.next_offset < end:
-            for entry in self._entries(queue, page.next_offset, end - page.next_offset):
-                if not page.wants(entry):
-                    continue
-                try:
-                    record = self._log.read(entry.physical_offset, entry.record_bytes)
-                    page.add(self._checked(record, queue, page.next_offset))
-                except IndexError:  # its segment was dropped meanwhile
-                    raise OffsetExpired(requested=page.next_offset, available=queue.bounds) from None
-                except CorruptRecord as damage:
-                    page.end_at(damage)
-                if page.is_full:
-                    return
+        while page.next_offset < end and not page.is_full:
+            try:
+                entries = self._check.entries(queue, page.next_offset, end - page.next_offset)
+                if not page.wants_all:
+                    entries = self._check.confirmed(queue, page.next_offset, entries)
+                for entry in entries:
+                    if page.wants(entry):
+                        page.add(records.to_message(self._check.record(queue, page.next_offset, entry)))
+                    if page.is_full:
+                        return
+            except CorruptRecord as damage:
+                page.end_at(damage)
 
-    def _entries(self, queue: ConsumeQueue, queue_offset: int, count: int) -> list[QueueEntry]:
-        """The read lane's. Raises OffsetExpired where they were dropped meanwhile."""
-        try:
-            entries = self._files.entries(queue, queue_offset, count)
-        except FileNotFoundError:
-            entries = []
-        # Asked afterwards: whatever has not expired by then is there.
-        if queue_offset < queue.first or not entries:
-            raise OffsetExpired(requested=queue_offset, available=queue.bounds)
-        return entries
 
-    def _checked(self, record: records.Record, queue: ConsumeQueue, queue_offset: int) -> StoredMessage:
-        """The message, if it is the one that the queue entry promised."""
-        found = (record.topic, record.queue_number, record.queue_offset)
-        if found != (*queue.id, queue_offset):
-            raise self._log.corrupt(record.physical_offset, f"number {queue_offset} of {queue.id} points here, to {found}")
-        return records.to_message(record)
+def _is_over(steps: Iterator[None]) -> bool:
+    """Take one step."""
+    return next(steps, steps) is steps
 
 
 class _Page:

@@ -71,11 +71,12 @@ class QueuesSnapshot(msgspec.Struct, frozen=True):
     stored_at_ms: int
     queues: list[tuple[str, int, int, int]]  # topic, number, first, end
     index: dict[str, int] | None = None  # KeyIndex.marks
+    log_begin: int | None = None  # while the log begins there, the queues begin as stated, whatever their files say
 
     @classmethod
-    def of(cls, queues: ConsumeQueues, *, log_offset: int, stored_at_ms: int) -> "QueuesSnapshot":
+    def of(cls, queues: ConsumeQueues, *, log_begin: int, log_offset: int, stored_at_ms: int) -> "QueuesSnapshot":
         rows = [(queue.id.topic, queue.id.number, queue.first, queue.end) for queue in queues if queue.end]
-        return cls(log_offset, stored_at_ms, rows)
+        return cls(log_offset, stored_at_ms, rows, log_begin=log_begin)
 
     def wrap(self) -> Snapshot:
         return Snapshot((msgspec.msgpack.encode(self),), {})
@@ -241,7 +242,9 @@ def _load_queues(
     for topic, number, first, end in snapshot.queues:
         queue = QueueId(topic, number)
         try:
-            bounds = OffsetRange(files.first_stored_at(queue, OffsetRange(first, end), log_begin), end)
+            if snapshot.log_begin != log_begin:
+                first = files.first_stored_at(queue, OffsetRange(first, end), log_begin)
+            bounds = OffsetRange(first, end)
         except (FileNotFoundError, IndexError):
             return None
         if bounds.end > bounds.first and not _is_borne_out(files, queue, bounds, snapshot.log_offset):

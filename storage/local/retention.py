@@ -26,6 +26,7 @@ from storage.local.deriver import Deriver
 from storage.local.key_index import IndexFile, KeyIndex
 from storage.local.log_writer import LogWriter
 from storage.local.options import LocalStoreOptions
+from storage.local.queue_check import QueueCheck
 from storage.local.retention_plan import UsedSample, has_expired, plan_deletion, project_full, refuses
 from storage.local.runner import Lane
 from storage.message import Message, QueueId
@@ -42,6 +43,10 @@ class InLane(Protocol):
     async def __call__(self, lane: Lane, job: Callable[[], T]) -> T: ...
 
 
+class InReadLane(Protocol):
+    async def __call__(self, job: Callable[[], T]) -> T: ...
+
+
 class Retention:
     """The owner's thread."""
 
@@ -51,6 +56,7 @@ class Retention:
         segments: Segments,
         queues: ConsumeQueues,
         queue_files: QueueFiles,
+        queue_check: QueueCheck,
         key_index: KeyIndex,
         deriver: Deriver,
         writer: LogWriter,
@@ -62,11 +68,14 @@ class Retention:
         check_log: Callable[[Collection[str]], None],
         pause: Callable[[int], Awaitable[None]],
         in_lane: InLane,
+        in_read_lane: InReadLane,
         append: Callable[[Sequence[Message]], Awaitable[object]],
         put_back_offsets: Callable[[int], Awaitable[None]],
         record_beginning: Callable[[int], Awaitable[None]],
     ) -> None:
-        """`check_log`: raises LogTakenAway; it is given the names of segments that may be gone. `pause`: wait, milliseconds.
+        """`in_read_lane` repairs entries of queue files that its job doubts.
+
+        `check_log`: raises LogTakenAway; it is given the names of segments that may be gone. `pause`: wait, milliseconds.
 
         `put_back_offsets`: commit again what messages of the offset topic below this place say, and no later one.
         `record_beginning`: make it durable that the log may begin at this offset.
@@ -75,6 +84,7 @@ class Retention:
         self._segments = segments
         self._queues = queues
         self._queue_files = queue_files
+        self._queue_check = queue_check
         self._key_index = key_index
         self._deriver = deriver
         self._writer = writer
@@ -87,6 +97,7 @@ class Retention:
         self._dropped = self._dropped_unexpired = 0
         self._removing: set[str] = set()  # names of segments whose removal has begun, and may have failed half-way
         self._in_lane = in_lane
+        self._in_read_lane = in_read_lane
         self._append = append
         self._put_back_offsets = put_back_offsets
         self._record_beginning = record_beginning
@@ -209,7 +220,7 @@ class Retention:
         """Drop these segments, of which the first `expired` have expired."""
         border = going[-1].end_offset
         queues = list(self._queues)  # here: it may grow while the lane looks
-        first_kept = await self._in_lane(Lane.READ, lambda: self._first_kept(queues, border))
+        first_kept = await self._in_read_lane(lambda: self._first_kept(queues, border))
         await put_back(first_kept)
         await self._put_back_own(first_kept, now_ms)
         await self._record_beginning(border)
@@ -239,8 +250,8 @@ class Retention:
         self._clean_after_round = self._deriver.thorough_begun
 
     def _first_kept(self, queues: Sequence[ConsumeQueue], border: int) -> Mapping[QueueId, int]:
-        """The read lane's: of each queue the first message that lies at or behind the border, or its end."""
-        return {queue.id: self._queue_files.first_at(queue, border) for queue in queues}
+        """The read lane's: of each queue the first message that is stored at or behind the border, or its end."""
+        return {queue.id: self._queue_check.first_at(queue, border) for queue in queues}
 
     async def _put_back_own(self, first_kept: Mapping[QueueId, int], now_ms: int) -> None:
         await self._put_back_offsets(first_kept.get(group_offsets.QUEUE, 0))

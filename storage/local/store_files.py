@@ -19,6 +19,7 @@ from storage.local.due_index import LocalDueIndex
 from storage.local.group_offsets import GroupOffsets
 from storage.local.key_index import KeyIndex
 from storage.local.options import LocalStoreOptions
+from storage.local.queue_check import QueueCheck
 from storage.local.recovery import Progress, Recovered, recover
 from storage.local.snapshot_files import SnapshotFiles
 from storage.local.timer_files import TimerFolder
@@ -32,6 +33,8 @@ class StoreFiles:
     def __init__(self, directory: PurePath, options: LocalStoreOptions, vfs: Vfs, clock: Clock) -> None:
         self.directory = DataDirectory(vfs, directory)
         self.recovered: Recovered
+        self.log: CommitLog
+        self.queue_check: QueueCheck
         self.offsets = GroupOffsets()
         self.due_index: LocalDueIndex
         self._open: list[Callable[[], None]] = [self.directory.close]
@@ -116,6 +119,8 @@ class StoreFiles:
         recovered = self.recovered = recover(
             self.directory, self.segments, self.checkpoint, self.queue_files, self.key_index, self.snapshots, clock, progress
         )
+        self.log = CommitLog(self.segments, trusted_from=recovered.walked_from, written_end=recovered.end)
+        self.queue_check = QueueCheck(self.log, self.queue_files)
         self._replay_offsets()
         self._open_timers()
         self.directory.mark()
@@ -138,11 +143,8 @@ class StoreFiles:
         at = found.first
         if snapshot is not None and self.offsets.restore(snapshot.data):
             at = snapshot.positions[queue]
-        log_ = CommitLog(self.segments, trusted_from=self.recovered.walked_from, written_end=self.recovered.end)
-        while at < found.end:
-            for entry in self.queue_files.entries(found, at, found.end - at):
-                self.offsets.apply(log_.read(entry.physical_offset, entry.record_bytes).body, place=at)
-                at += 1
+        for place in range(at, found.end):
+            self.offsets.apply(self.queue_check.repaired(found, place).body, place=place)
 
     def _close_all(self) -> None:
         while self._open:

@@ -26,7 +26,7 @@ AT_HOME = {
     "tempfile": set(),
     "socket": set(),
     "subprocess": set(),
-    "threading": {"storage/files/handles.py", "storage/local/commit_log.py"},
+    "threading": {"storage/files/handles.py", "storage/local/ranges.py"},
     "concurrent": {"storage/local/event_loop.py"},
 }
 # Below the seam everything is plain and synchronous; these are the bridge (house: async above the seam, threads below it).

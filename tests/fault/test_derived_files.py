@@ -1,0 +1,65 @@
+"""C22: bits of derived files, turned over. Nothing is lost, hidden, doubled or reordered, and no request fails.
+
+The files of a kind are independent of each other, so one life meets a flip in each of them.
+"""
+
+import os
+from collections.abc import Iterator
+from itertools import count
+from pathlib import PurePath
+from random import Random
+
+import pytest
+
+from storage.formats.queue_entry import ENTRY_BYTES
+from tests.fault.derived_damage import Files, answers, derived_files, differences, flipped, sound_store
+
+pytestmark = pytest.mark.faults
+
+FULL = os.environ.get("FAULTS") == "full"
+
+Flip = tuple[PurePath, int, int]
+
+
+@pytest.fixture(scope="module")
+def files() -> Files:
+    return sound_store()
+
+
+@pytest.fixture(scope="module")
+def sound(files):
+    return answers(files)
+
+
+def of_kind(files: Files, kind: str) -> list[PurePath]:
+    return [path for path in derived_files(files) if kind in path.parts]
+
+
+def used_bytes(files: Files, path: PurePath) -> int:
+    """Without the zeros at its end."""
+    return -(-len(files[path].rstrip(b"\0")) // ENTRY_BYTES) * ENTRY_BYTES
+
+
+def every_bit(files: Files, kind: str) -> Iterator[list[Flip]]:
+    """One flip in each file a life, until each bit of each has been met."""
+    for number in count():
+        at, bit = divmod(number, 8)
+        flips = [(path, at, bit) for path in of_kind(files, kind) if at < used_bytes(files, path)]
+        if not flips:
+            return
+        yield flips
+
+
+def every_field_of_entries(files: Files) -> Iterator[list[Flip]]:
+    """Each byte of an entry once, in any entry of each file."""
+    randomness = Random(1)
+    for at in range(ENTRY_BYTES):
+        yield [
+            (path, randomness.randrange(used_bytes(files, path) // ENTRY_BYTES) * ENTRY_BYTES + at, randomness.randrange(8))
+            for path in of_kind(files, "consumequeue")
+        ]
+
+
+def test_no_bit_of_a_consume_queue_file_changes_any_answer(files, sound):
+    for flips in every_bit(files, "consumequeue") if FULL else every_field_of_entries(files):
+        assert not differences(sound, answers(flipped(files, flips))), flips
