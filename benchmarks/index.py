@@ -77,7 +77,7 @@ def _build(root: Path, end: int) -> tuple[float, float]:
     log, scratch = root / "store" / "commitlog", root / "scratch"
     scratch.mkdir()
     (root / "index").mkdir()
-    segments = Segments(vfs, log, segment_bytes=_OPTIONS.segment_bytes, scratch=scratch)
+    segments = Segments(vfs, log, segment_bytes=_OPTIONS.segment_bytes, max_open=_OPTIONS.max_open_segments, scratch=scratch)
     index = KeyIndex(
         vfs,
         root / "index",

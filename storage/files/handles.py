@@ -1,4 +1,4 @@
-"""Open files by path, at most so many at once: a store may have more queue files than a process may open."""
+"""Open files by path, at most so many at once: a store may have more files than a process may open."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -9,7 +9,9 @@ from threading import Lock
 from storage.files.vfs import File, Vfs
 
 
-class _Handle:
+class Handle:
+    """An open file and the number of its users."""
+
     __slots__ = ("file", "is_forgotten", "users")
 
     def __init__(self, file: File) -> None:
@@ -19,57 +21,83 @@ class _Handle:
 
 
 class Handles:
-    """Threads may share it. A file in use is never closed under its user."""
+    """Threads may share it. A file in use is never closed under its user; the least recently used of the others goes first."""
 
     def __init__(self, vfs: Vfs, *, limit: int) -> None:
+        """`limit`: files that are kept open. Files in use stay open beyond it."""
         self._vfs = vfs
         self._limit = limit
         self._lock = Lock()
-        self._handles: OrderedDict[PurePath, _Handle] = OrderedDict()
+        self._handles: OrderedDict[PurePath, Handle] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Number of open files."""
+        return len(self._handles)
+
+    def acquire(self, path: PurePath) -> Handle:
+        """Open the file, unless it is open, and keep it so until `release`. Raises FileNotFoundError, OSError."""
+        handle = self.acquire_open(path)
+        if handle is not None:
+            return handle
+        opened = Handle(self._vfs.open(path))  # outside of the lock: to open may wait for the disk
+        with self._lock:
+            handle = self._handles.setdefault(path, opened)
+            handle.users += 1
+            closing = self._take_surplus()
+        if handle is not opened:  # another thread was faster
+            closing.append(opened)
+        for surplus in closing:
+            surplus.file.close()
+        return handle
+
+    def acquire_open(self, path: PurePath) -> Handle | None:
+        """As `acquire`; None where the file is not open: to open it may wait for the disk."""
+        with self._lock:
+            handle = self._handles.get(path)
+            if handle is not None:
+                self._handles.move_to_end(path)
+                handle.users += 1
+        return handle
+
+    def release(self, handle: Handle) -> None:
+        """The user has ended. Closes what was forgotten, or is too much, meanwhile."""
+        with self._lock:
+            handle.users -= 1
+            closing = [handle] if handle.is_forgotten and not handle.users else self._take_surplus()
+        for surplus in closing:
+            surplus.file.close()
 
     @contextmanager
     def use(self, path: PurePath) -> Iterator[File]:
         """Raises FileNotFoundError where there is no such file."""
-        with self._lock:
-            handle = self._handles.get(path)
-            if handle is None:
-                handle = self._handles[path] = _Handle(self._vfs.open(path))
-            else:
-                self._handles.move_to_end(path)
-            handle.users += 1
-            self._close_surplus()
+        handle = self.acquire(path)
         try:
             yield handle.file
         finally:
-            with self._lock:
-                handle.users -= 1
-                if handle.is_forgotten and not handle.users:
-                    handle.file.close()
-
-    def forget(self, path: PurePath) -> None:
-        """The file is gone: close it, once nobody uses it any more."""
-        with self._lock:
-            handle = self._handles.pop(path, None)
-            if handle is not None:
-                handle.is_forgotten = True
-                if not handle.users:
-                    handle.file.close()
+            self.release(handle)
 
     @contextmanager
     def use_open(self, path: PurePath) -> Iterator[File | None]:
         """None where it is not open: to open it may wait for the disk."""
-        with self._lock:
-            handle = self._handles.get(path)
-            if handle is not None:
-                handle.users += 1
+        handle = self.acquire_open(path)
         if handle is None:
             yield None
             return
         try:
             yield handle.file
         finally:
-            with self._lock:
-                handle.users -= 1
+            self.release(handle)
+
+    def forget(self, path: PurePath) -> None:
+        """The file is gone: close it, once nobody uses it any more."""
+        with self._lock:
+            handle = self._handles.pop(path, None)
+            if handle is None:
+                return
+            handle.is_forgotten = True
+            is_unused = not handle.users
+        if is_unused:
+            handle.file.close()
 
     def close(self) -> None:
         with self._lock:
@@ -77,7 +105,10 @@ class Handles:
                 handle.file.close()
             self._handles.clear()
 
-    def _close_surplus(self) -> None:
+    def _take_surplus(self) -> list[Handle]:
+        """Remove unused files beyond the limit from the table; the caller closes them."""
         surplus = len(self._handles) - self._limit
-        for path in [path for path, handle in self._handles.items() if not handle.users][: max(0, surplus)]:
-            self._handles.pop(path).file.close()
+        if surplus <= 0:
+            return []
+        paths = [path for path, handle in self._handles.items() if not handle.users][:surplus]
+        return [self._handles.pop(path) for path in paths]

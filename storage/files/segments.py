@@ -4,64 +4,124 @@ A segment appears under its name with its full length and space behind every byt
 Stores go through a mapping and reads through the file, except near the end of what was written, where the mapping is known to
 be in memory.
 
+Open and mapped are only the segments that are being written: `held`, from their first zeros until all of them is on disk. Of
+the others the most recently read ones are open, up to a limit, so that neither descriptors nor memory grow with the log.
+
 The list of segments is replaced, never changed in place: the preparing thread adds and drops, every other thread reads.
 """
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import PurePath
 
 from storage.errors import UnknownFormat
 from storage.files import durable
-from storage.files.vfs import MappedRegion, Vfs
+from storage.files.handles import Handle, Handles
+from storage.files.vfs import File, MappedRegion, Vfs
 from storage.formats import names
 
 
 class Segment:
-    """One file of the address space; mapped by the first store into it."""
+    """One file of the address space. Offsets are bytes of the file."""
 
-    def __init__(self, vfs: Vfs, path: PurePath, base_offset: int) -> None:
+    def __init__(self, handles: Handles, path: PurePath, base_offset: int, length: int) -> None:
         self.path = path
         self.base_offset = base_offset
-        self.file = vfs.open(path)
-        # A handle of its own for who fills with zeros: a write-back error is told to each handle once. Over one handle the
-        # filler's sync could take the error, and the flusher's, a moment later, would be told that all is well.
-        self.filler = vfs.open(path)
-        self.end_offset = base_offset + self.file.size()
-        self._region: MappedRegion | None = None
+        self.end_offset = base_offset + length
+        self.is_dropped = False
+        self.region: MappedRegion | None = None  # while the segment is held
+        self._handles = handles
+        self._held: Handle | None = None
 
-    @property
-    def region(self) -> MappedRegion:
-        if self._region is None:
-            self._region = self.file.map()
-        return self._region
+    def read(self, offset: int, length: int) -> bytes:
+        """May wait for the disk. Raises IndexError where the segment was dropped meanwhile."""
+        with self.use() as file:
+            return file.read(offset, length)
 
-    def close(self) -> None:
-        if self._region is not None:
-            self._region.close()
-        self.filler.close()
-        self.file.close()
+    def read_cached(self, offset: int, length: int) -> bytes | None:
+        """As `read`; None where the disk would have to be asked, if only to open the file."""
+        handle = self._handles.acquire_open(self.path)
+        if handle is None:
+            return None
+        try:
+            return handle.file.read_cached(offset, length)
+        finally:
+            self._handles.release(handle)
+
+    @contextmanager
+    def use(self) -> Iterator[File]:
+        """The open file, for as long as the block runs. Raises IndexError where the segment was dropped meanwhile."""
+        try:
+            handle = self._handles.acquire(self.path)
+        except FileNotFoundError:
+            if self.is_dropped:
+                raise IndexError(f"segment {self.path.name} was dropped") from None
+            raise
+        try:
+            yield handle.file
+        finally:
+            self._handles.release(handle)
+
+    def hold(self) -> bool:
+        """Open and map it until `let_go`; False where that was done before. Before anything is written to it.
+
+        The handle that syncs what is stored must be open before the first store: a write-back error is told to the handles
+        that are open by then.
+        """
+        if self._held is not None:
+            return False
+        handle = self._handles.acquire(self.path)
+        try:
+            self.region = handle.file.map()
+        except BaseException:
+            self._handles.release(handle)
+            raise
+        self._held = handle
+        return True
+
+    def sync(self) -> None:
+        """Held ones only. A failure is final (files/vfs.py, File.sync)."""
+        assert self._held is not None, "what was stored into is held until it is on disk"
+        self._held.file.sync()
+
+    def let_go(self) -> Callable[[], None]:
+        """No more mapped, at once; what is returned closes the mapping and gives the file back, in any lane.
+
+        All of it is on disk, or the store closes. The owner's thread.
+        """
+        region, self.region = self.region, None
+        held, self._held = self._held, None
+
+        def close() -> None:
+            if region is not None:
+                region.close()
+            if held is not None:
+                self._handles.release(held)
+
+        return close
 
 
 class Segments:
     """The address space of one log."""
 
-    def __init__(self, vfs: Vfs, directory: PurePath, *, segment_bytes: int, scratch: PurePath) -> None:
-        """Opens what is there. Raises UnknownFormat where a file does not belong, has another length, or one is missing."""
+    def __init__(self, vfs: Vfs, directory: PurePath, *, segment_bytes: int, max_open: int, scratch: PurePath) -> None:
+        """Looks at what is there. Raises UnknownFormat where a file does not belong, has another length, or one is missing.
+
+        `max_open`: files that are kept open for readers.
+        """
         self._vfs = vfs
         self._directory = directory
         self._scratch = scratch
         self._segment_bytes = segment_bytes
         self._segments: tuple[Segment, ...] = ()
-        expected: int | None = None
-        for name in vfs.list_directory(directory):
-            base_offset = names.base_offset(name)
-            path = directory / name
-            if base_offset is None or base_offset % segment_bytes:
-                raise UnknownFormat(path, found="this name", expected=f"20 digits, a multiple of {segment_bytes}")
-            if expected is not None and base_offset != expected:
-                raise UnknownFormat(path, found="a gap before this segment", expected=names.file_name(expected))
-            self._open(base_offset)
-            expected = base_offset + segment_bytes
+        self._handles = Handles(vfs, limit=max_open)
+        self._held: deque[Segment] = deque()  # in log order: the prepare lane adds, the owner's thread takes
+        try:
+            self._find_all()
+        except BaseException:
+            self._handles.close()
+            raise
 
     @property
     def first_offset(self) -> int:
@@ -71,6 +131,16 @@ class Segments:
     def end_offset(self) -> int:
         """The address behind the last segment."""
         return self._segments[-1].end_offset if self._segments else self.first_offset
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of log that are mapped into memory."""
+        return len(self._held) * self._segment_bytes
+
+    @property
+    def open_files(self) -> int:
+        """Number of segments whose file is open."""
+        return len(self._handles)
 
     def __iter__(self) -> Iterator[Segment]:
         return iter(self._segments)
@@ -93,59 +163,99 @@ class Segments:
     def drop_first(self) -> Segment:
         """Remove the oldest segment, durably on return, so that no crash leaves a gap behind one that is still there.
 
-        Never the last one. The caller closes it once nobody reads it any more.
+        Never the last one. The caller calls `close_dropped` once nobody reads it any more.
         """
         first = self._segments[0]
         assert len(self._segments) > 1, "the last segment stays"
+        first.is_dropped = True
         if self._vfs.exists(first.path):  # else an earlier try came to the sync
             self._vfs.remove(first.path)
         self._vfs.sync_directory(self._directory)
         self._segments = self._segments[1:]
         return first
 
+    def close_dropped(self, segment: Segment) -> None:
+        """Close the file of a dropped segment; its space is free from then on."""
+        self._handles.forget(segment.path)
+
     def store(self, offset: int, data: bytes) -> None:
-        """Into one segment, in one step."""
+        """Into one segment, in one step. The owner's thread."""
         segment = self.find(offset)
+        assert segment.region is not None, "zeros come before the first store"
         segment.region.store(offset - segment.base_offset, data)
 
     def read(self, offset: int, length: int) -> bytes:
-        """Within one segment; asks the disk where it must."""
+        """Within one segment; asks the disk where it must. Raises IndexError where there is none, or it was dropped."""
         segment = self.find(offset)
-        return segment.file.read(offset - segment.base_offset, length)
+        return segment.read(offset - segment.base_offset, length)
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
         """As `read`; None where the disk would have to be asked."""
         segment = self.find(offset)
-        return segment.file.read_cached(offset - segment.base_offset, length)
+        return segment.read_cached(offset - segment.base_offset, length)
 
-    def read_mapped(self, offset: int, length: int) -> bytes:
-        """As `read`, through the mapping: only for what was stored a moment ago. A cold page would stop every thread."""
+    def read_mapped(self, offset: int, length: int) -> bytes | None:
+        """As `read_cached`, through the mapping where there is one: only for what was stored a moment ago.
+
+        A cold page would stop every thread. The owner's thread.
+        """
         segment = self.find(offset)
+        if segment.region is None:
+            return segment.read_cached(offset - segment.base_offset, length)
         return segment.region.read(offset - segment.base_offset, length)
 
     def fill_with_zeros(self, begin: int, end: int) -> None:
-        """Write zeros over [begin, end), which one segment holds, and wait until they are on disk."""
+        """Write zeros over [begin, end), which one segment holds, and wait until they are on disk. The prepare lane's."""
         segment = self.find(begin)
-        segment.filler.write(begin - segment.base_offset, bytes(end - begin))
-        segment.filler.sync()
+        if segment.hold():
+            self._held.append(segment)
+        # A handle of its own: a write-back error is told to each handle once. Over one handle this sync could take the error,
+        # and the flusher's, a moment later, would be told that all is well.
+        filler = self._vfs.open(segment.path)
+        try:
+            filler.write(begin - segment.base_offset, bytes(end - begin))
+            filler.sync()
+        finally:
+            filler.close()
 
     def flush(self, begin: int, end: int) -> None:
         """Return once every byte of [begin, end) is on disk. A failure is final (files/vfs.py, File.sync)."""
         for segment in self._segments:
             if segment.base_offset < end and segment.end_offset > begin:
-                segment.file.sync()
+                segment.sync()
+
+    def let_go_of_sealed(self, durable_end: int) -> list[Callable[[], None]]:
+        """Hold no segment any more of which every byte is on disk; as `Segment.let_go`."""
+        closing = []
+        while self._held and self._held[0].end_offset <= durable_end:
+            closing.append(self._held.popleft().let_go())
+        return closing
 
     def close(self) -> None:
         segments, self._segments = self._segments, ()
+        self._held.clear()
         for segment in segments:
-            segment.close()
+            segment.let_go()()
+        self._handles.close()
+
+    def _find_all(self) -> None:
+        expected: int | None = None
+        for name in self._vfs.list_directory(self._directory):
+            base_offset = names.base_offset(name)
+            path = self._directory / name
+            if base_offset is None or base_offset % self._segment_bytes:
+                raise UnknownFormat(path, found="this name", expected=f"20 digits, a multiple of {self._segment_bytes}")
+            if expected is not None and base_offset != expected:
+                raise UnknownFormat(path, found="a gap before this segment", expected=names.file_name(expected))
+            self._open(base_offset)
+            expected = base_offset + self._segment_bytes
 
     def _open(self, base_offset: int) -> Segment:
         path = self._directory / names.file_name(base_offset)
-        segment = Segment(self._vfs, path, base_offset)
-        length = segment.end_offset - base_offset
+        with self._handles.use(path) as file:
+            length = file.size()
         if length != self._segment_bytes:
-            segment.close()
             raise UnknownFormat(path, found=f"{length} bytes", expected=f"{self._segment_bytes} (setting segment_bytes)")
+        segment = Segment(self._handles, path, base_offset, length)
         self._segments = (*self._segments, segment)
         return segment

@@ -7,6 +7,7 @@ What it models, so that a store which survives it may be trusted on a real disk:
 - the length of a file, and the names in a folder, are durable only once the file or the folder is synced; until then each
   change is kept or lost by itself;
 - a sector is written whole and harms no other (docs/durability.md);
+- a file that is closed cannot be used, and only so many may be open (`max_open_files`), mappings among them;
 - a sync that fails tells so once to each open handle of the file: afterwards memory shows the new bytes, the disk holds the old
   ones, and nothing will ever write them there, as Linux does it.
 
@@ -142,26 +143,41 @@ def _apply(names: dict[str, _Inode], name: str, inode: _Inode | None) -> None:
 
 class SimulatedRegion:
     def __init__(self, disk: "SimulatedDisk", inode: _Inode) -> None:
+        disk.take_descriptor()
         self._disk = disk
-        self._inode = inode
+        self._inode: _Inode | None = inode
 
     def store(self, offset: int, data: bytes) -> None:
-        assert offset + len(data) <= len(self._inode.live), "a store behind the end of a mapping is a SIGBUS"
+        inode = self._open_inode
+        assert offset + len(data) <= len(inode.live), "a store behind the end of a mapping is a SIGBUS"
         self._disk.operate()
-        self._inode.write(offset, data)
+        inode.write(offset, data)
 
     def read(self, offset: int, length: int) -> bytes:
-        return bytes(self._inode.live[offset : offset + length])
+        return bytes(self._open_inode.live[offset : offset + length])
 
     def close(self) -> None:
-        pass
+        if self._inode is not None:
+            self._inode = None
+            self._disk.open_files -= 1
+
+    @property
+    def _open_inode(self) -> _Inode:
+        assert self._inode is not None, "the mapping was closed before"
+        return self._inode
 
 
 class SimulatedFile:
     def __init__(self, disk: "SimulatedDisk", inode: _Inode) -> None:
+        disk.take_descriptor()
         self._disk = disk
-        self._inode = inode
+        self._opened: _Inode | None = inode
         self._errors_told = inode.errors
+
+    @property
+    def _inode(self) -> _Inode:
+        assert self._opened is not None, "the file was closed before"
+        return self._opened
 
     def size(self) -> int:
         return len(self._inode.live)
@@ -204,7 +220,9 @@ class SimulatedFile:
         return SimulatedRegion(self._disk, self._inode)
 
     def close(self) -> None:
-        pass
+        if self._opened is not None:
+            self._opened = None
+            self._disk.open_files -= 1
 
 
 class _SimulatedLock:
@@ -230,6 +248,14 @@ class SimulatedDisk:
         self.is_off = False
         self.total_bytes = 1 << 40
         self.used_by_others = 0
+        self.open_files = 0  # mappings among them
+        self.max_open_files: int | None = None
+
+    def take_descriptor(self) -> None:
+        """Raises OSError (EMFILE) where as many are open as may be."""
+        if self.max_open_files is not None and self.open_files >= self.max_open_files:
+            raise OSError(errno.EMFILE, "simulated")
+        self.open_files += 1
 
     def operate(self) -> None:
         """One operation that changes the disk is about to happen. Raises PowerCut when its time has come."""
@@ -272,7 +298,9 @@ class SimulatedDisk:
                 raise FileNotFoundError(str(path))
             self.operate()
             inode = _Inode()
+            file = SimulatedFile(self, inode)
             folder.change(path.name, inode)
+            return file
         return SimulatedFile(self, inode)
 
     def make_directory(self, path: PurePath) -> None:
@@ -304,6 +332,8 @@ class SimulatedDisk:
         self._folder(path.parent).change(path.name, None)
 
     def sync_directory(self, path: PurePath) -> None:
+        self.take_descriptor()  # of the folder, which is closed again
+        self.open_files -= 1
         self.operate()
         self._folder(path).sync()
 

@@ -79,7 +79,7 @@ class CommitLog:
         try:
             if offset >= self.trusted_from and offset >= self.written_end - _HOT_BYTES:
                 raw = self.segments.read_mapped(offset, length)
-                return raw if len(raw) == length else None
+                return raw if raw is not None and len(raw) == length else None
             return self.segments.read_cached(offset, length)
         except IndexError:  # a damaged entry points outside of the log
             return None
@@ -154,7 +154,7 @@ class CommitLog:
         segment = self.segments.find(first_offset)
         length = max(_VERIFY_WINDOW, 2 * at_least)
         while True:
-            window = segment.file.read(first_offset - segment.base_offset, length)
+            window = segment.read(first_offset - segment.base_offset, length)
             step = scan.judge(window, 0, first_offset, segment_end=segment.end_offset)
             if isinstance(step, scan.Unit) or step.stop is not scan.Stop.WINDOW_END:
                 return step
@@ -175,7 +175,7 @@ class CommitLog:
     def length_at(self, offset: int) -> int:
         """The length of the record that begins here; 0 where none can. Raises IndexError outside of the log."""
         segment = self.segments.find(offset)
-        raw = segment.file.read(offset - segment.base_offset, records.END_OF_FILE_BYTES)
+        raw = segment.read(offset - segment.base_offset, records.END_OF_FILE_BYTES)
         total = records.start(raw)[0] if len(raw) == records.END_OF_FILE_BYTES else 0
         return total if records.FIXED_BYTES <= total <= segment.end_offset - offset else 0
 

@@ -128,7 +128,7 @@ class LocalMessageStore:
             files.segments,
             runner,
             prepared_end=recovered.end,
-            ahead_bytes=options.prepare_ahead_bytes,
+            ahead_bytes=options.log_ahead_bytes,
             reserve_bytes=options.log_reserve_bytes,
             on_prepared=self._on_prepared,
             on_full=self._on_full,
@@ -483,6 +483,10 @@ class LocalMessageStore:
             rebuilt_entries=self._files.queue_check.rebuilt_entries,
         )
 
+    def mapped_bytes(self) -> int:
+        """Bytes of log that are mapped into memory."""
+        return self._files.segments.mapped_bytes
+
     def pressure(self) -> float:
         """Status."""
         return self._writer.pressure
@@ -507,8 +511,10 @@ class LocalMessageStore:
     def _on_flushed(self) -> None:
         self._writer.on_flushed()
         self._deriver.on_flushed()
+        durable_end = self._flusher.durable_end
+        for close in self._files.segments.let_go_of_sealed(durable_end):
+            self._runner.beside(Lane.PREPARE, close, lambda _: None, self._fail)  # to unmap 1 GiB takes a while
         if self._synced:
-            durable_end = self._flusher.durable_end
             reached = [synced for offset, synced in self._synced if offset < durable_end]
             self._synced = [(offset, synced) for offset, synced in self._synced if offset >= durable_end]
             for synced in reached:

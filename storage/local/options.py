@@ -7,6 +7,7 @@ from storage.files.vfs import PAGE_BYTES
 from storage.local.retention_plan import OnFull, RetentionPolicy
 
 MIB = 1 << 20
+_MOST_SEGMENTS_AHEAD = 16  # of small ones, tens of MiB would be thousands of files
 
 
 class FlushPolicy(Enum):
@@ -39,6 +40,7 @@ class LocalStoreOptions:
     snapshot_interval_ms: int = 10_000  # derived tables are kept this often,
     snapshot_log_bytes: int = 64 * MIB  # or after so much log: what a start has to replay
     max_open_queue_files: int = 512
+    max_open_segments: int = 64  # of those that are only read; what is being written is open and mapped beside them
     retention_ms: int = 72 * 3_600_000  # a segment expires when its newest record is older
     delete_hours: str = "04"  # UTC, with ; between
     delete_batch: int = 10  # segments in one run
@@ -58,7 +60,7 @@ class LocalStoreOptions:
             "queue_file_entries", "flush_interval_ms", "flush_thorough_interval_ms", "flush_max_bytes", "sync_timeout_ms",
             "slow_sync_ms", "warn_sync_ms", "prepare_ahead_bytes", "max_queued_bytes", "reserved_queue_bytes", "max_unit_bytes",
             "queue_flush_interval_ms", "snapshot_interval_ms", "snapshot_log_bytes", "max_open_queue_files",
-            "index_slots", "retention_ms", "delete_batch",
+            "max_open_segments", "index_slots", "retention_ms", "delete_batch",
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -85,6 +87,16 @@ class LocalStoreOptions:
             refuse_above=self.refuse_above,
             on_full=self.on_full,
         )
+
+    @property
+    def log_ahead_bytes(self) -> int:
+        """What is zero-filled in front of the writer: each segment of it is open and mapped."""
+        return min(self.prepare_ahead_bytes, _MOST_SEGMENTS_AHEAD * self.segment_bytes)
+
+    @property
+    def most_held_segments(self) -> int:
+        """Open and mapped at once: those ahead, the one that is written, the reserve's, and one on its way to the disk."""
+        return -(-self.log_ahead_bytes // self.segment_bytes) + 3
 
     @property
     def log_reserve_bytes(self) -> int:

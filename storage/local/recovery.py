@@ -7,6 +7,8 @@ docs/durability.md tells the reasons row by row.
 
 from collections.abc import Callable, Iterable
 from enum import Enum
+from itertools import groupby
+from operator import itemgetter
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -272,8 +274,9 @@ def _see_the_disk(directory: DataDirectory, segments: Segments, begin: int) -> N
     directory.vfs.sync_directory(directory.commit_log)
     for segment in segments:
         if segment.end_offset > begin:
-            segment.file.sync()
-            segment.file.drop_cache()
+            with segment.use() as file:
+                file.sync()
+                file.drop_cache()
 
 
 class _Walk(NamedTuple):
@@ -294,7 +297,7 @@ def _walk(
     while end < segments.end_offset:
         segment = segments.find(end)
         window_offset = end - end % unit.ALIGNMENT
-        window = segment.file.read(window_offset - segment.base_offset, window_bytes)
+        window = segment.read(window_offset - segment.base_offset, window_bytes)
         found = scan.scan(window, window_offset, begin=end, segment_end=segment.end_offset, epoch=epoch)
         feed(window, window_offset, found)
         epoch = max(epoch, found.epoch)
@@ -335,28 +338,28 @@ class _Behind:
 
     def wipe(self) -> int:
         """Zero what is there, durable on return; the number of bytes. Else it could come to life again after the next crash."""
-        wiped = 0
-        for segment, begin, length in self._dirty:
-            segment.file.write(begin - segment.base_offset, bytes(length))
-            wiped += length
-        for segment in {segment.base_offset: segment for segment, _, _ in self._dirty}.values():
-            segment.file.sync()
-        return wiped
+        for segment, places in groupby(self._dirty, key=itemgetter(0)):
+            with segment.use() as file:
+                for _, begin, length in places:
+                    file.write(begin - segment.base_offset, bytes(length))
+                file.sync()
+        return sum(length for _, _, length in self._dirty)
 
     def _dirty_windows(self, segment: Segment) -> list[tuple[Segment, int, int]]:
         """Ranges of the segment behind the end that are not all zeros."""
         dirty = []
-        for begin, end in segment.file.data_ranges(max(self._end - segment.base_offset, 0)):
-            for at in range(begin, end, _WIPE_BYTES):
-                window = segment.file.read(at, min(_WIPE_BYTES, end - at))
-                if window != _ZEROS[: len(window)]:
-                    dirty.append((segment, segment.base_offset + at, len(window)))
+        with segment.use() as file:
+            for begin, end in file.data_ranges(max(self._end - segment.base_offset, 0)):
+                for at in range(begin, end, _WIPE_BYTES):
+                    window = file.read(at, min(_WIPE_BYTES, end - at))
+                    if window != _ZEROS[: len(window)]:
+                        dirty.append((segment, segment.base_offset + at, len(window)))
         return dirty
 
     def _window(self, segment: Segment, begin: int, length: int) -> tuple[bytes, int]:
         """The range and enough behind it to hold the unit that begins in it, from a word border; and where that is."""
         aligned = begin - begin % unit.ALIGNMENT
-        return segment.file.read(aligned - segment.base_offset, length + _UNIT_REACH_BYTES), aligned
+        return segment.read(aligned - segment.base_offset, length + _UNIT_REACH_BYTES), aligned
 
     def _evidence(self, segment: Segment, begin: int, length: int) -> int:
         window, aligned = self._window(segment, begin, length)

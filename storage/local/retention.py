@@ -11,6 +11,7 @@ a start can tell a dropped segment from a lost one.
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Protocol, TypeVar
 
 import structlog
@@ -236,7 +237,7 @@ class Retention:
             self._removing.add(segment.path.name)
             dropped = await self._in_lane(Lane.PREPARE, self._segments.drop_first)
             self._removing.discard(segment.path.name)
-            await self._in_lane(Lane.READ, dropped.close)
+            await self._in_lane(Lane.READ, partial(self._segments.close_dropped, dropped))
             self._newest_ms.pop(segment.base_offset, None)
             self._seen_ms.pop(segment.base_offset, None)
             self._damaged_heads.discard(segment.base_offset)

@@ -40,7 +40,11 @@ class StoreFiles:
         self._open: list[Callable[[], None]] = [self.directory.close]
         try:
             self.segments = Segments(
-                vfs, self.directory.commit_log, segment_bytes=options.segment_bytes, scratch=self.directory.making
+                vfs,
+                self.directory.commit_log,
+                segment_bytes=options.segment_bytes,
+                max_open=options.max_open_segments,
+                scratch=self.directory.making,
             )
             self._open.append(self.segments.close)
             self._log_identity = vfs.identity(self.directory.commit_log)

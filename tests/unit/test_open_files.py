@@ -1,0 +1,105 @@
+"""Open files do not grow with what is stored, and having none left is no failed disk."""
+
+import asyncio
+from pathlib import PurePosixPath
+
+from storage.files.handles import Handles
+from storage.files.simulated import SimulatedDisk
+from storage.local.local_store import LocalMessageStore
+from storage.local.options import LocalStoreOptions
+from storage.message import QueueId
+from tests.support.builders import message
+from tests.support.simulation import World
+
+ORDERS = QueueId("orders", 0)
+SEGMENT_BYTES = 16_384
+OPTIONS = LocalStoreOptions(
+    segment_bytes=SEGMENT_BYTES,
+    prepare_ahead_bytes=SEGMENT_BYTES,
+    max_open_segments=4,
+    index_slots=64,
+    index_file_entries=20_000,
+)
+
+
+def disk_with(*names: str) -> tuple[SimulatedDisk, list[PurePosixPath]]:
+    disk = SimulatedDisk()
+    folder = PurePosixPath("/data")
+    disk.make_directory(folder)
+    for name in names:
+        file = disk.open(folder / name, create=True)
+        file.write(0, name.encode())
+        file.close()
+    return disk, [folder / name for name in names]
+
+
+async def write(store: LocalMessageStore, *, segments: int) -> int:
+    await store.create_topic("orders", queue_count=1)
+    end = store.status().written_end + segments * SEGMENT_BYTES
+    while store.status().written_end < end:
+        await store.append([message(b"x" * 3_000, queue=ORDERS)])
+    return (await store.offsets(ORDERS)).end
+
+
+async def read_all(store: LocalMessageStore) -> int:
+    at = 0
+    while page := await store.read(ORDERS, at, max_messages=100, max_bytes=1 << 20):
+        at += len(page)
+    return at
+
+
+def test_the_file_that_was_used_longest_ago_is_closed_first_and_never_one_in_use():
+    disk, (a, b, c) = disk_with("a", "b", "c")
+    handles = Handles(disk, limit=2)
+
+    for path in (a, b, a):
+        with handles.use(path):
+            pass
+    with handles.use(c) as file:
+        assert file.read(0, 9) == b"c"
+
+    assert disk.open_files == 2
+    for path, is_open in ((a, True), (b, False), (c, True)):
+        with handles.use_open(path) as file:
+            assert (file is not None) == is_open
+    with handles.use(a) as first, handles.use(b) as second, handles.use(c) as third:
+        assert (first.read(0, 9), second.read(0, 9), third.read(0, 9)) == (b"a", b"b", b"c")
+        assert disk.open_files == 3  # one more than is kept, as all are in use
+    assert disk.open_files == 2
+
+
+def test_a_forgotten_file_is_closed_when_its_last_user_ends():
+    disk, (a,) = disk_with("a")
+    handles = Handles(disk, limit=2)
+    with handles.use(a), handles.use_open(a) as file:
+        handles.forget(a)
+        assert file is not None
+        assert file.read(0, 9) == b"a"
+    assert disk.open_files == 0
+
+
+def test_open_files_and_mapped_bytes_do_not_grow_with_the_log():
+    async def main() -> None:
+        store = await world.open_store(OPTIONS)
+        few = await write(store, segments=10)
+        assert await read_all(store) == few
+        await asyncio.sleep(2)
+        open_before = world.disk.open_files
+
+        many = await write(store, segments=90)
+        assert await read_all(store) == many
+        await asyncio.sleep(2)
+
+        assert world.disk.open_files <= open_before + 2  # where in its segment the writer is makes that much of a difference
+        assert store.mapped_bytes() <= OPTIONS.most_held_segments * SEGMENT_BYTES
+        await store.aclose()
+
+        again = await world.open_store(OPTIONS)
+        assert await read_all(again) == many
+        await asyncio.sleep(2)
+        assert world.disk.open_files <= open_before + 2
+        await again.aclose()
+        assert world.disk.open_files == 0
+
+    with World(SimulatedDisk(), 1) as world:
+        world.call(main())
