@@ -5,14 +5,18 @@ end, and whoever speaks something else is told so in the same form as by any rou
 """
 
 import asyncio
+import fcntl
 import secrets
+import sys
+import termios
 from typing import Any, cast
 
 import httptools
-from uvicorn._types import ASGI3Application
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from app import codec
+from app.connections import Connections
 from app.exchange import takes_a_stream
 from app.problems import MEDIA_TYPE, Refusal, document
 from app.settings import HttpOptions
@@ -21,8 +25,9 @@ from app.testing.options import CUT
 _OF_AN_UPGRADE = (b"upgrade", b"http2-settings")
 
 
-def guarded(options: HttpOptions, *, can_cut: bool = False) -> type[asyncio.Protocol]:
+def guarded(options: HttpOptions, *, connections: Connections | None = None, can_cut: bool = False) -> type[asyncio.Protocol]:
     """The protocol class for these limits. `can_cut`: a request may cut its connection, with the extension `CUT`."""
+    open_ones = Connections(options.connection_limit, reserved=0) if connections is None else connections
 
     class GuardedProtocol(HttpToolsProtocol):
         _deadline: asyncio.TimerHandle | None = None
@@ -35,9 +40,7 @@ def guarded(options: HttpOptions, *, can_cut: bool = False) -> type[asyncio.Prot
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            if len(self.connections) > options.max_connections:
-                self._refuse(Refusal("overloaded", f"{options.max_connections} connections are open, more are not taken"))
-                return
+            open_ones.opened(self)
             self._expect_within(options.head_timeout_ms)
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -48,6 +51,18 @@ def guarded(options: HttpOptions, *, can_cut: bool = False) -> type[asyncio.Prot
                 self._running.disconnected = True
                 self._running.message_event.set()
             super().connection_lost(exc)
+            open_ones.lost(self)
+
+        def close_idle(self) -> bool:
+            if _unread_bytes(self.transport):
+                return False
+            self._expect_nothing()
+            self.transport.close()
+            return True
+
+        def on_response_complete(self) -> None:
+            open_ones.answered(self)
+            super().on_response_complete()
 
         def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
             self._running = cycle
@@ -55,7 +70,8 @@ def guarded(options: HttpOptions, *, can_cut: bool = False) -> type[asyncio.Prot
                 extensions: dict[str, Any] = {CUT: cycle.transport.abort}
                 cycle.scope["extensions"] = extensions
             cycle.transport = cast("asyncio.Transport", _AnswerAtOnce(cycle))
-            super()._start_asgi_task(cycle, app)
+            is_served = open_ones.serves(self, cycle.scope["path"])
+            super()._start_asgi_task(cycle, app if is_served else _no_connection_left)
 
         def data_received(self, data: bytes) -> None:
             was_in_head = self._is_in_head
@@ -207,6 +223,21 @@ def guarded(options: HttpOptions, *, can_cut: bool = False) -> type[asyncio.Prot
                 self.transport.close()
 
     return GuardedProtocol
+
+
+def _unread_bytes(transport: asyncio.Transport) -> int:
+    """Bytes that the kernel has of what the client sent."""
+    return int.from_bytes(fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+async def _no_connection_left(_: Scope, __: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+    """Answer 503: as many connections are open as may be, and what is left is for probes and operators."""
+    refusal = Refusal("overloaded", "as many connections are open as may be; this one is closed")
+    body = codec.encode(document(refusal, request_id=secrets.token_hex(8)))
+    headers = {"content-type": MEDIA_TYPE, "content-length": str(len(body)), "connection": "close", **refusal.headers}
+    pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": refusal.kind.status, "headers": pairs, "trailers": False})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 class _AnswerAtOnce:

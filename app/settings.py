@@ -37,6 +37,7 @@ from txn.options import TransactionOptions
 
 PREFIX = "ESCROWMQ_"
 CONFIG_FILE = f"{PREFIX}CONFIG"
+MOST_CONNECTIONS = 4_096  # unless the settings say more
 _SECRET = ("api_keys", "encryption_keys", "database_url")  # a database's URL has a password in it
 
 
@@ -46,12 +47,12 @@ class HttpOptions:
 
     max_body_bytes: int = 16 << 20
     max_head_bytes: int = 128 << 10  # request line and headers; 16 KiB of properties take 48 KiB where each byte is escaped
-    max_connections: int = 4_096
+    max_connections: int = 0  # 0: as many as the limit of open files leaves, up to MOST_CONNECTIONS
     head_timeout_ms: int = 5_000  # from the first byte of a request to the end of its headers
     body_timeout_ms: int = 30_000  # from there to the end of its body
     stream_idle_ms: int = 60_000  # a stream in which nothing comes for so long is closed; it has no other end
     unread_timeout_ms: int = 30_000  # a client that takes nothing of its answer for so long is cut off
-    max_waiting: int = 10_000  # long polls parked at once
+    max_waiting: int = 0  # long polls parked at once; 0: seven of eight connections
     stop_timeout_ms: int = 8_000  # for requests in progress, once the service is told to stop
     # Names, with or without a port, beside the loopback ones; used where there are no API keys.
     allowed_hosts: Annotated[tuple[str, ...], BeforeValidator(from_json)] = ()
@@ -59,9 +60,23 @@ class HttpOptions:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, int) and value < 1:
-                raise ValueError(f"{field.name} must be at least 1, got {value}")
+            least = 0 if field.name in ("max_connections", "max_waiting") else 1
+            if isinstance(value, int) and value < least:
+                raise ValueError(f"{field.name} must be at least {least}, got {value}")
         BrowserRules(self.allowed_hosts)  # raises ValueError
+
+    @property
+    def connection_limit(self) -> int:
+        return self.max_connections or MOST_CONNECTIONS
+
+    @property
+    def waiting_limit(self) -> int:
+        return self.max_waiting or waiting_below(self.connection_limit)
+
+
+def waiting_below(connections: int) -> int:
+    """Number of long polls that so many connections may hold, so that other requests find one, too."""
+    return max(1, connections - max(1, connections // 8))
 
 
 def _lower(value: Any) -> Any:

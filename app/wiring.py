@@ -285,7 +285,7 @@ class Wiring:
             loops=self._loops,
             settings_in_force=in_force(settings),
             has_keys=bool(settings.api_keys),
-            max_waiting=settings.http.max_waiting,
+            max_waiting=settings.http.waiting_limit,
             max_line_bytes=settings.http.max_body_bytes,
         )
 

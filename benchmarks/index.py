@@ -84,6 +84,7 @@ def _build(root: Path, end: int) -> tuple[float, float]:
         SystemClock(),
         slots=_OPTIONS.index_slots,
         entries=_OPTIONS.index_file_entries,
+        max_open=_OPTIONS.max_open_index_files,
         scratch=scratch,
     )
 

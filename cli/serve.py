@@ -1,19 +1,24 @@
 """`escrowmq serve`: the service as a process, with its signals and its exit status."""
 
+import asyncio
 import gc
 import os
 import socket
 import sys
+from collections.abc import Callable
 from types import FrameType
+from typing import cast
 
 import structlog
 import uvicorn
 
-from app import exit_codes
+from app import exit_codes, file_budget
+from app.acceptor import Acceptor
+from app.connections import Connections
 from app.guard import guarded
 from app.main import create_app
 from app.observability import configure_logging
-from app.settings import Settings
+from app.settings import ConfigurationError, Settings
 from app.wiring import Wiring
 from storage.local.options import FlushPolicy
 
@@ -25,13 +30,27 @@ log = structlog.get_logger()
 class _Server(uvicorn.Server):
     """uvicorn's server, with our own end: long polls are answered before it waits for the requests in progress."""
 
-    def __init__(self, config: uvicorn.Config, wiring: Wiring) -> None:
+    def __init__(self, config: uvicorn.Config, wiring: Wiring, connections: Connections) -> None:
         super().__init__(config)
         self._wiring = wiring
+        self._connections = connections
+        self._acceptor: Acceptor | None = None
         wiring.on_fatal = self._end
         wiring.on_loaded = _leave_alone_what_is_loaded  # a million pending transactions, say
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])
+        (listener,) = sockets or []
+        self._acceptor = Acceptor(listener, self._connections, self._make_protocol, backlog=_BACKLOG)
+        self._acceptor.start()
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        kind = cast("Callable[..., asyncio.Protocol]", self.config.http_protocol_class)
+        return kind(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._acceptor is not None:
+            self._acceptor.stop()
         self._wiring.begin_stop()
         await super().shutdown(sockets)
 
@@ -49,30 +68,44 @@ def run(settings: Settings) -> int:
     os.umask(0o077)
     readable = settings.log_format == "console" or (settings.dev and not settings.log_format)
     configure_logging(level=settings.log_level, readable=readable)
+    soft, limit = file_budget.raise_limit()
+    try:
+        settings = file_budget.fit(settings, limit)
+    except ConfigurationError as error:
+        sys.stderr.write(f"escrowmq: {error}\n")
+        return exit_codes.CONFIGURATION
     try:
         listener = _listen(settings.host, settings.port)
     except OSError as error:
         log.critical("address_not_available", host=settings.host, port=settings.port, error=str(error))
         return exit_codes.NO_ADDRESS
     _log_banner(settings, listener)
+    log.info(
+        "open_files",
+        limit=limit,
+        raised_from=soft,
+        max_connections=settings.http.max_connections,
+        max_waiting=settings.http.max_waiting,
+        **{name.replace(" ", "_"): count for name, count in file_budget.plan(settings, limit).needs.items()},
+    )
+    connections = Connections(settings.http.max_connections, reserved=file_budget.RESERVED_CONNECTIONS)
     app = create_app(settings)
     wiring: Wiring = app.state.wiring
     config = uvicorn.Config(
         app,
-        http=guarded(settings.http, can_cut=settings.testing.enabled),
+        http=guarded(settings.http, connections=connections, can_cut=settings.testing.enabled),
         ws="none",
         loop="uvloop",
         access_log=False,
         log_config=None,
         server_header=False,
         proxy_headers=False,
-        backlog=_BACKLOG,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, settings.http.stop_timeout_ms // 1000),
     )
     gc.freeze()  # no collection before it: what was imported is no garbage, and looking through it takes 0.2 s
     gc.enable()
-    _Server(config, wiring).run(sockets=[listener])
+    _Server(config, wiring, connections).run(sockets=[listener])
     return wiring.exit_code
 
 

@@ -22,11 +22,13 @@ class WebhookOptions:
         tuple[SecretStr, ...], BeforeValidator(from_json)
     ] = ()  # of secrets at rest; the first one seals
     secret_overlap_ms: int = 86_400_000  # a secret that was replaced signs too for so long
+    max_connections: int = 0  # checks on their way at once; 0: 256, or a 16th of the files that the process may open
 
     def __post_init__(self) -> None:
         read_allowed(self.allowed_hosts)  # raises ValueError
         for key in self.encryption_keys:
             if not _FERNET_KEY.fullmatch(key.get_secret_value()):
                 raise ValueError("each of encryption_keys is the URL-safe base64 of 32 bytes")
-        if self.secret_overlap_ms < 0:
-            raise ValueError(f"secret_overlap_ms must be at least 0, got {self.secret_overlap_ms}")
+        for name in ("secret_overlap_ms", "max_connections"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")

@@ -14,7 +14,7 @@ from app.registry.producer_groups import ProducerGroups, Webhook
 from app.webhooks.allowed import read_allowed
 from app.webhooks.answers import CheckQuestion, read_answer
 from app.webhooks.options import WebhookOptions
-from app.webhooks.transport import MAX_ANSWER_BYTES, AddressRefused, Answer, AnswerTooLong, Courier
+from app.webhooks.transport import MAX_ANSWER_BYTES, MOST_CONNECTIONS, AddressRefused, Answer, AnswerTooLong, Courier
 from app.webhooks.urls import Target, UrlRefused, parse_url
 from client.webhooks import sign
 from storage.clock import Clock
@@ -47,7 +47,7 @@ class Webhooks:
         self._outside = outside or clock
         self._metrics = metrics
         allowed = read_allowed(options.allowed_hosts)
-        self._courier = courier or Courier(allowed)
+        self._courier = courier or Courier(allowed, most=options.max_connections or MOST_CONNECTIONS)
         self._headers = {"Content-Type": "application/json", "User-Agent": f"escrowmq/{version}"}
         self._parse = lru_cache(_TARGETS_KEPT)(lambda text: parse_url(text, allowed))
 

@@ -23,6 +23,7 @@ from app.webhooks.allowed import Allowed, Reach
 from app.webhooks.urls import Target
 
 MAX_ANSWER_BYTES = 64 << 10
+MOST_CONNECTIONS = 256  # at once, unless the settings say another number
 _MOST_LOOKUPS = 32  # names that are looked up at once
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
@@ -99,9 +100,12 @@ class Courier:
         self,
         allowed: Allowed,
         *,
+        most: int = MOST_CONNECTIONS,
         resolve: Resolve | None = None,
         connector: httpcore.AsyncNetworkBackend | None = None,
     ) -> None:
+        """`most`: connections at once; a request waits for one before its time begins."""
+        self._room = asyncio.Semaphore(most)
         self._resolve = resolve or SystemResolver()
         self._allowed = allowed
         connector = connector or httpcore.AnyIOBackend()
@@ -118,7 +122,7 @@ class Courier:
     async def post(self, target: Target, headers: Mapping[str, str], body: bytes, *, timeout_ms: int) -> Answer:
         """All of it within `timeout_ms`. Raises AddressRefused, AnswerTooLong, TimeoutError, OSError, httpx.HTTPError."""
         sent = {"Accept": "application/json", "Accept-Encoding": "identity", "Connection": "close", **headers}
-        async with asyncio.timeout(timeout_ms / 1000):
+        async with self._room, asyncio.timeout(timeout_ms / 1000):
             request = httpx.Request("POST", target.url, headers=sent, content=body)
             response = await self._transports[target.reach].handle_async_request(request)
             try:

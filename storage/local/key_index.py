@@ -9,6 +9,7 @@ and is fed again from where the header ends.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import PurePath
 from typing import Any
 
@@ -16,7 +17,8 @@ import numpy as np
 
 from storage.clock import Clock
 from storage.files import durable
-from storage.files.vfs import Vfs
+from storage.files.handles import Handles
+from storage.files.vfs import File, Vfs
 from storage.formats import index_file, key_scan
 from storage.formats.index_file import ENTRY, HEADER_BYTES, SLOT, Header, Ints
 from storage.formats.scan import Scan
@@ -28,9 +30,12 @@ _LOADED_SLOTS = 1 << 20
 class KeyIndex:
     """The derive lane's but for `find`, which is the read lane's. A recovery may feed it before there are lanes."""
 
-    def __init__(self, vfs: Vfs, directory: PurePath, clock: Clock, *, slots: int, entries: int, scratch: PurePath) -> None:
-        """Opens what is there."""
+    def __init__(
+        self, vfs: Vfs, directory: PurePath, clock: Clock, *, slots: int, entries: int, max_open: int, scratch: PurePath
+    ) -> None:
+        """Looks at what is there. `max_open`: files that are kept open."""
         self._vfs = vfs
+        self._handles = Handles(vfs, limit=max_open)
         self._directory = directory
         self._clock = clock
         self._slots = slots
@@ -39,7 +44,7 @@ class KeyIndex:
         self._files: tuple[IndexFile, ...] = ()
         names = [name for name in vfs.list_directory(directory) if index_file.is_file_name(name)]
         for name in names:
-            file = IndexFile(vfs, directory / name, slots=slots, entries=entries)
+            file = IndexFile(self._handles, directory / name, slots=slots, entries=entries)
             if file.has_its_length:
                 self._files = (*self._files, file)
             else:
@@ -91,7 +96,12 @@ class KeyIndex:
                 continue
             if header.end_stored_at_ms < from_ms:
                 return
-            yield from file.chain(key_hash, from_ms=from_ms, to_ms=to_ms)
+            try:
+                yield from file.chain(key_hash, from_ms=from_ms, to_ms=to_ms)
+            except FileNotFoundError:
+                if file in self._files:
+                    raise
+                # It was forgotten meanwhile, and removed: what it leads to has been dropped.
 
     def forget_before(self, log_offset: int) -> list["IndexFile"]:
         """The oldest files, that lead to nothing at or behind this place; never the last. `remove` them, then close them."""
@@ -143,7 +153,7 @@ class KeyIndex:
         path = self._directory / name
         length = index_file.file_bytes(self._slots, self._entries)
         durable.make_sized(self._vfs, path, length, scratch=self._scratch, with_space=False)
-        made = IndexFile(self._vfs, path, slots=self._slots, entries=self._entries)
+        made = IndexFile(self._handles, path, slots=self._slots, entries=self._entries)
         made.load()
         made.header = inherited
         self._files = (*self._files, made)
@@ -152,13 +162,14 @@ class KeyIndex:
 class IndexFile:
     """One file; the newest one has its slots in memory."""
 
-    def __init__(self, vfs: Vfs, path: PurePath, *, slots: int, entries: int) -> None:
+    def __init__(self, handles: Handles, path: PurePath, *, slots: int, entries: int) -> None:
         self.path = path
+        self._handles = handles
         self._slots = slots
         self._entries = entries
-        self._file = vfs.open(path)
-        self.has_its_length = self._file.size() == index_file.file_bytes(slots, entries)
-        self.header = index_file.decode_header(self._file.read(0, HEADER_BYTES))
+        with self._use() as file:
+            self.has_its_length = file.size() == index_file.file_bytes(slots, entries)
+            self.header = index_file.decode_header(file.read(0, HEADER_BYTES))
         self._newest: np.ndarray[Any, np.dtype[np.int32]] | None = None  # of each slot, the number of its newest entry
         self._dirty = np.zeros(0, np.bool_)  # blocks of slots that the file does not have yet
 
@@ -172,12 +183,13 @@ class IndexFile:
         begin = index_file.slot_at(0)
         newest = np.zeros(self._slots, np.int32)
         self._dirty = np.zeros(-(-self._slots // _BLOCK_SLOTS), np.bool_)
-        for data_begin, data_end in self._file.data_ranges(begin):
-            first, last = (data_begin - begin) // SLOT.itemsize, -(-(data_end - begin) // SLOT.itemsize)
-            for slot in range(first, min(last, self._slots), _LOADED_SLOTS):
-                count = min(_LOADED_SLOTS, last - slot, self._slots - slot)
-                piece = self._file.read(index_file.slot_at(slot), SLOT.itemsize * count)
-                newest[slot : slot + count] = np.frombuffer(piece, SLOT)
+        with self._use() as file:
+            for data_begin, data_end in file.data_ranges(begin):
+                first, last = (data_begin - begin) // SLOT.itemsize, -(-(data_end - begin) // SLOT.itemsize)
+                for slot in range(first, min(last, self._slots), _LOADED_SLOTS):
+                    count = min(_LOADED_SLOTS, last - slot, self._slots - slot)
+                    piece = file.read(index_file.slot_at(slot), SLOT.itemsize * count)
+                    newest[slot : slot + count] = np.frombuffer(piece, SLOT)
         self._newest = newest
         self._lead_back(newest)
 
@@ -207,7 +219,8 @@ class IndexFile:
         entries["log_offset"] = log_offsets
         entries["seconds"] = index_file.seconds_between(header.begin_stored_at_ms, times_ms)
         entries["previous"] = previous
-        self._file.write(index_file.entry_at(self._slots, header.next_entry), entries.tobytes())
+        with self._use() as file:
+            file.write(index_file.entry_at(self._slots, header.next_entry), entries.tobytes())
         touched = sorted_slots[is_last]
         used = int(np.count_nonzero(newest[touched] == 0))
         self.header = header._replace(
@@ -222,18 +235,20 @@ class IndexFile:
     def sync(self) -> None:
         if not self._dirty.any():
             return
-        self._file.sync()
-        self._write_slots()
-        self._file.sync()
-        self._file.write(0, index_file.encode_header(self.header))
-        self._file.sync()
+        with self._use() as file:
+            file.sync()
+            self._write_slots(file)
+            file.sync()
+            file.write(0, index_file.encode_header(self.header))
+            file.sync()
 
     def chain(self, key_hash: int, *, from_ms: int, to_ms: int) -> Iterator[int]:
         """Log offsets of the entries with this hash and a time in the range, newest first."""
         begin_ms = self.header.begin_stored_at_ms
         number = self._slot(key_hash % self._slots)
         while 0 < number < self._entries:
-            raw = self._file.read(index_file.entry_at(self._slots, number), ENTRY.itemsize)
+            with self._use() as file:  # for each entry: this may stop at any of them for as long as the caller likes
+                raw = file.read(index_file.entry_at(self._slots, number), ENTRY.itemsize)
             found_hash, log_offset, seconds, previous = np.frombuffer(raw, ENTRY)[0].tolist()
             stored_at_ms = begin_ms + seconds * 1000
             if stored_at_ms + 999 < from_ms:
@@ -245,13 +260,17 @@ class IndexFile:
             number = previous
 
     def close(self) -> None:
-        self._file.close()
+        self._handles.forget(self.path)
+
+    def _use(self) -> AbstractContextManager[File]:
+        return self._handles.use(self.path)
 
     def _slot(self, slot: int) -> int:
         newest = self._newest
         if newest is not None:
             return int(newest[slot])
-        raw = self._file.read(index_file.slot_at(slot), SLOT.itemsize)
+        with self._use() as file:
+            raw = file.read(index_file.slot_at(slot), SLOT.itemsize)
         return int.from_bytes(raw, "big", signed=True)
 
     def _lead_back(self, newest: "np.ndarray[Any, np.dtype[np.int32]]") -> None:
@@ -259,21 +278,22 @@ class IndexFile:
         ahead = np.flatnonzero(newest >= self.header.next_entry)
         if not len(ahead):
             return
-        for slot in ahead.tolist():
-            number = int(newest[slot])
-            while number >= self.header.next_entry:
-                raw = self._file.read(index_file.entry_at(self._slots, number), ENTRY.itemsize)
-                previous = int(np.frombuffer(raw, ENTRY)[0]["previous"]) if len(raw) == ENTRY.itemsize else 0
-                number = previous if 0 <= previous < number else 0
-            newest[slot] = number
-        self._dirty[ahead // _BLOCK_SLOTS] = True
-        self._write_slots()
-        self._file.sync()
+        with self._use() as file:
+            for slot in ahead.tolist():
+                number = int(newest[slot])
+                while number >= self.header.next_entry:
+                    raw = file.read(index_file.entry_at(self._slots, number), ENTRY.itemsize)
+                    previous = int(np.frombuffer(raw, ENTRY)[0]["previous"]) if len(raw) == ENTRY.itemsize else 0
+                    number = previous if 0 <= previous < number else 0
+                newest[slot] = number
+            self._dirty[ahead // _BLOCK_SLOTS] = True
+            self._write_slots(file)
+            file.sync()
 
-    def _write_slots(self) -> None:
+    def _write_slots(self, file: File) -> None:
         assert self._newest is not None
         blocks = np.flatnonzero(self._dirty)
         for run in np.split(blocks, np.flatnonzero(np.diff(blocks) > 1) + 1):
             begin, end = int(run[0]) * _BLOCK_SLOTS, min((int(run[-1]) + 1) * _BLOCK_SLOTS, self._slots)
-            self._file.write(index_file.slot_at(begin), self._newest[begin:end].astype(SLOT).tobytes())
+            file.write(index_file.slot_at(begin), self._newest[begin:end].astype(SLOT).tobytes())
         self._dirty[:] = False

@@ -39,7 +39,8 @@ class LocalStoreOptions:
     queue_flush_interval_ms: int = 1_000
     snapshot_interval_ms: int = 10_000  # derived tables are kept this often,
     snapshot_log_bytes: int = 64 * MIB  # or after so much log: what a start has to replay
-    max_open_queue_files: int = 512
+    max_open_queue_files: int = 0  # 0: 512, or a quarter of what the process may open
+    max_open_index_files: int = 16
     max_open_segments: int = 64  # of those that are only read; what is being written is open and mapped beside them
     retention_ms: int = 72 * 3_600_000  # a segment expires when its newest record is older
     delete_hours: str = "04"  # UTC, with ; between
@@ -59,8 +60,8 @@ class LocalStoreOptions:
         for name in (
             "queue_file_entries", "flush_interval_ms", "flush_thorough_interval_ms", "flush_max_bytes", "sync_timeout_ms",
             "slow_sync_ms", "warn_sync_ms", "prepare_ahead_bytes", "max_queued_bytes", "reserved_queue_bytes", "max_unit_bytes",
-            "queue_flush_interval_ms", "snapshot_interval_ms", "snapshot_log_bytes", "max_open_queue_files",
-            "max_open_segments", "index_slots", "retention_ms", "delete_batch",
+            "queue_flush_interval_ms", "snapshot_interval_ms", "snapshot_log_bytes", "max_open_segments",
+            "max_open_index_files", "index_slots", "retention_ms", "delete_batch",
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -72,7 +73,7 @@ class LocalStoreOptions:
             raise ValueError(f"reserve_bytes must be from 0 to segment_bytes, got {self.reserve_bytes}")
         if self.index_file_entries < 2 or self.index_file_entries >= 1 << 31:
             raise ValueError(f"index_file_entries must be from 2 to below 2**31, got {self.index_file_entries}")
-        for name in "flush_least_pages", "delete_pause_ms":
+        for name in ("flush_least_pages", "delete_pause_ms", "max_open_queue_files"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
 

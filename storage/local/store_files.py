@@ -26,6 +26,8 @@ from storage.local.timer_files import TimerFolder
 from storage.message import OffsetRange, QueueId
 from storage.store import Snapshot
 
+_QUEUE_FILES = 512  # open at once where the settings leave it to us
+
 
 class StoreFiles:
     """Made by `open`, which recovers what is there."""
@@ -54,7 +56,7 @@ class StoreFiles:
                 vfs,
                 self.directory.consume_queues,
                 entries_per_file=options.queue_file_entries,
-                max_open=options.max_open_queue_files,
+                max_open=options.max_open_queue_files or _QUEUE_FILES,
                 scratch=self.directory.making,
             )
             self._open.append(self.queue_files.close)
@@ -64,6 +66,7 @@ class StoreFiles:
                 clock,
                 slots=options.index_slots,
                 entries=options.index_file_entries,
+                max_open=options.max_open_index_files,
                 scratch=self.directory.making,
             )
             self._open.append(self.key_index.close)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.support.http import Answer, answers, assert_problem, ok, request, speak, until
+from tests.support.http import Answer, answers, assert_problem, ok, request, speak
 from tests.support.server import Server
 
 LIVE = b'{"live":true}'
@@ -278,26 +278,3 @@ def test_silent_and_dribbling_clients_are_cut_off_and_honest_ones_are_not(tmp_pa
         assert [answer.status for answer in found] == [200, 200, 422]
         assert time.monotonic() - begun < 15
         assert ok(api.get("/readyz"))["ready"] is True
-
-
-def test_one_connection_too_many_is_told_so(tmp_path):
-    with Server(tmp_path / "data", environment={"ESCROWMQ_HTTP__MAX_CONNECTIONS": "3"}) as server:
-
-        def opened() -> socket.socket | None:
-            connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
-            connection.sendall(request("GET", "/livez"))
-            if connection.recv(1_000).startswith(b"HTTP/1.1 200"):
-                return connection
-            connection.close()
-            return None
-
-        open_ones = [until(opened, "those that asked whether it is ready have gone") for _ in range(3)]
-
-        (answer,) = speak(server, request("GET", "/livez"))
-
-        problem_of(answer, 503, "overloaded")
-        assert answer.headers["retry-after"] == "1"
-        open_ones[0].close()
-        until(lambda: speak(server, request("GET", "/livez", close=True))[0].status == 200, "there is room again")
-        for one in open_ones:
-            one.close()

@@ -1,6 +1,7 @@
 """A real service in a process of its own, to talk to over HTTP and to kill."""
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -32,7 +33,16 @@ def reserved_port() -> socket.socket:
 class Server:
     """`escrowmq serve` on loopback. Use as a context manager: whatever is left of it at the end is killed."""
 
-    def __init__(self, data_dir: Path, *arguments: str, dev: bool = True, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        *arguments: str,
+        dev: bool = True,
+        environment: dict[str, str] | None = None,
+        open_files: tuple[int, int] | None = None,
+    ) -> None:
+        """`open_files`: the process's limits of open files, soft and hard."""
+        self._open_files = open_files
         self.data_dir = data_dir
         reserved = reserved_port()
         weakref.finalize(self, reserved.close)  # it is started again and again, at the same address
@@ -66,9 +76,13 @@ class Server:
         """Start the process; with `until_ready` return once it serves. Raises RuntimeError when it ends instead."""
         environment = {**_clean_environment(), "ESCROWMQ_LOCAL__SEGMENT_BYTES": str(1 << 24), **self._environment}
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(self.command, stdout=log, stderr=log, env=environment)
+            self._process = subprocess.Popen(self.command, stdout=log, stderr=log, env=environment, preexec_fn=self._set_limits)
         if until_ready:
             self.wait_until_ready()
+
+    def _set_limits(self) -> None:
+        if self._open_files is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, self._open_files)
 
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + _START_SECONDS

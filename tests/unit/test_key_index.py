@@ -30,7 +30,9 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "rocketmq-5.3.3"
 def made(disk: SimulatedDisk, *, slots: int = 4, entries: int = 11, clock: ManualClock | None = None) -> KeyIndex:
     for folder in (FOLDER, PurePath("/store/making")):
         disk.make_directory(folder)
-    return KeyIndex(disk, FOLDER, clock or ManualClock(), slots=slots, entries=entries, scratch=PurePath("/store/making"))
+    return KeyIndex(
+        disk, FOLDER, clock or ManualClock(), slots=slots, entries=entries, max_open=2, scratch=PurePath("/store/making")
+    )
 
 
 class Log:
@@ -156,7 +158,7 @@ def test_every_key_of_a_brokers_store_is_found_in_the_brokers_own_index(tmp_path
     with tarfile.open(fileobj=lzma.open(GOLDEN / "public-1.tar.xz")) as archive:
         archive.extractall(tmp_path, filter="data")
     store = tmp_path / "store"
-    index = KeyIndex(OsVfs(), store / "index", ManualClock(), slots=5_000, entries=20_000, scratch=tmp_path)
+    index = KeyIndex(OsVfs(), store / "index", ManualClock(), slots=5_000, entries=20_000, max_open=2, scratch=tmp_path)
 
     rebuilt_disk = SimulatedDisk()
     rebuilt = made(rebuilt_disk, slots=5_000, entries=20_000)

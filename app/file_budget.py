@@ -1,0 +1,98 @@
+"""How many files the process may open, and what they are for: the store's own first, connections get what is left.
+
+A server that accepts until `accept` fails has no descriptor left for the next file of its log. So the limit is raised to the
+hard one before anything is opened, and every use of descriptors has a bound; where they do not fit, the start is refused.
+"""
+
+import resource
+from dataclasses import replace
+from typing import NamedTuple
+
+from app.settings import MOST_CONNECTIONS, PREFIX, ConfigurationError, Settings, waiting_below
+from app.webhooks.transport import MOST_CONNECTIONS as MOST_WEBHOOKS
+
+RESERVED_CONNECTIONS = 64  # beyond `max_connections`, for probes and operators
+_LEAST_CONNECTIONS = 64  # a service with fewer is of no use
+_ENDLESS = 1 << 20  # what a limit of infinity is taken for
+_MOST_QUEUE_FILES = 512
+
+
+class Budget(NamedTuple):
+    """Descriptors by their use; what is left of the limit is for connections."""
+
+    limit: int
+    needs: dict[str, int]
+
+    @property
+    def needed(self) -> int:
+        return sum(self.needs.values())
+
+    @property
+    def left(self) -> int:
+        return self.limit - self.needed
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {count}" for name, count in self.needs.items())
+
+
+def raise_limit() -> tuple[int, int]:
+    """Raise the soft limit of open files to the hard one; (the soft limit before, the limit that is in force)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _finite(hard)
+    if _finite(soft) < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError):  # a system that does not allow what it says
+            return _finite(soft), _finite(soft)
+    return _finite(soft), max(wanted, _finite(soft))
+
+
+def plan(settings: Settings, limit: int) -> Budget:
+    """What the service needs beside its connections. Pure."""
+    local = settings.local
+    held = local.most_held_segments
+    return Budget(
+        limit,
+        {
+            "process": 64,  # standard streams, the loop, libraries, folders that are synced, files that are being made
+            "segments": max(local.max_open_segments, held) + held + 1,  # a mapping keeps a descriptor of its own
+            "queue files": local.max_open_queue_files or min(_MOST_QUEUE_FILES, limit // 4),
+            "index files": local.max_open_index_files,
+            "timer files": 32,  # they are merged: each is larger than all after it
+            "registry": 8,
+            "webhooks": settings.webhook.max_connections or min(MOST_WEBHOOKS, limit // 16),
+            "reports": 16,
+            "probes and operators": RESERVED_CONNECTIONS,
+            "margin": 64,
+        },
+    )
+
+
+def fit(settings: Settings, limit: int) -> Settings:
+    """The settings with every number of files and connections made explicit. Pure. Raises ConfigurationError."""
+    budget = plan(settings, limit)
+    http = settings.http
+    wanted = http.max_connections or _LEAST_CONNECTIONS
+    if budget.left < wanted:
+        raise ConfigurationError(
+            f"{limit} files may be open at once (the hard limit), {budget.needed + wanted} are needed: "
+            f"connections {wanted}, {budget}. Raise the limit (systemd LimitNOFILE=, docker --ulimit nofile=, ulimit -Hn)"
+            + (f" or lower {PREFIX}HTTP__MAX_CONNECTIONS" if http.max_connections else "")
+        )
+    connections = http.max_connections or min(MOST_CONNECTIONS, budget.left)
+    waiting = http.max_waiting or waiting_below(connections)
+    if waiting >= connections and http.max_waiting:
+        raise ConfigurationError(
+            f"{PREFIX}HTTP__MAX_WAITING is {waiting} and must be below the number of connections, which is {connections}"
+        )
+    return settings.model_copy(
+        update={
+            "http": replace(http, max_connections=connections, max_waiting=waiting),
+            "local": replace(settings.local, max_open_queue_files=budget.needs["queue files"]),
+            "webhook": replace(settings.webhook, max_connections=budget.needs["webhooks"]),
+        }
+    )
+
+
+def _finite(limit: int) -> int:
+    return _ENDLESS if limit == resource.RLIM_INFINITY else limit
