@@ -65,7 +65,7 @@ def stated(segments: Segments, begin: int, end: int) -> Iterator[Stated]:
     while at < end:
         segment = segments.find(at)
         left = min(end, segment.end_offset) - at
-        data = segment.file.read(at - segment.base_offset, min(wanted, left))
+        data = segment.read(at - segment.base_offset, min(wanted, left))
         found, step = _stated_in(data, at, is_all=len(data) < wanted)
         wanted = _WINDOW_BYTES
         if found:
