@@ -96,7 +96,7 @@ CODES: dict[type[MessagingError], str] = {
     errors.TooManyWaiting: "too_many_waiting",
     errors.TooManyOpenTransactions: "too_many_open_transactions",
     errors.StoreRecovering: "recovering",
-    errors.RegistryUnavailable: "store_read_only",
+    errors.RegistryUnavailable: "registry_unavailable",
     errors.StoreClosed: "shutting_down",
     errors.StorageError: "internal_error",
     errors.CorruptRecord: "record_corrupt",

@@ -98,6 +98,7 @@ class Settings(BaseSettings):
     dev: bool = False
     api_keys: tuple[SecretStr, ...] = ()
     database_url: str = ""  # empty: SQLite in the data directory
+    accept_registry: bool = False  # start with a registry that is not the one the store was used with
     log_level: Annotated[Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(_lower)] = "info"
     log_format: Literal["", "json", "console"] = ""  # empty: console with dev, else json
     http: HttpOptions = HttpOptions()

@@ -15,6 +15,7 @@ from app import exit_codes
 from app.loops import ACTING, add_loops, keep_tables
 from app.observability import Metrics
 from app.problems import Refusal
+from app.registry import known_registry
 from app.registry.audit_reports import AuditReportRows
 from app.registry.consumer_groups import ConsumerGroups
 from app.registry.cron_schedules import CronSchedules
@@ -58,11 +59,24 @@ log = structlog.get_logger()
 class Phase(Enum):
     STARTING = "starting"
     READY = "ready"
+    WITHOUT_REGISTRY = "without_registry"
     STOPPING = "stopping"
     FAILED = "failed"
 
 
-_NOT_READY = {Phase.STARTING: "recovering", Phase.STOPPING: "shutting_down", Phase.FAILED: "storage_failed"}
+_NOT_READY = {
+    Phase.STARTING: "recovering",
+    Phase.WITHOUT_REGISTRY: "registry_unavailable",
+    Phase.STOPPING: "shutting_down",
+    Phase.FAILED: "storage_failed",
+}
+
+
+_REGISTRY_MS = 1_000
+_OTHER_REGISTRY = (
+    "the registry is not the one that this store was used with: it is new, empty or of another store. Put the right one back "
+    "and start again; or start with --accept-registry: topics come back with defaults, groups, schedules and secrets do not"
+)
 
 
 class Wiring:
@@ -85,6 +99,7 @@ class Wiring:
         self._opening: asyncio.Task[None] | None = None
         self._services: Services | None = None
         self._store: LocalMessageStore | None = None
+        self._database: Database | None = None
         self._sender: CheckSender | None = None
         self._loops = Loops(self._clock, chance=SystemRandom().random)
         metrics.watch(self._gauges)
@@ -97,6 +112,8 @@ class Wiring:
             return self._services
         if self.phase is Phase.STARTING:
             raise StoreRecovering
+        if self.phase is Phase.WITHOUT_REGISTRY:
+            raise RegistryUnavailable(_OTHER_REGISTRY)
         raise StoreClosed
 
     def start(self) -> None:
@@ -105,7 +122,7 @@ class Wiring:
 
     def begin_stop(self) -> None:
         """Take nothing new, and answer every long poll now."""
-        if self.phase in (Phase.STARTING, Phase.READY):
+        if self.phase in (Phase.STARTING, Phase.READY, Phase.WITHOUT_REGISTRY):
             self.phase = Phase.STOPPING
             log.info("stopping")
         if self._services is not None:
@@ -134,7 +151,10 @@ class Wiring:
             walked, to_walk = self.progress
             context |= {"walked_bytes": str(walked), "bytes_to_walk": str(to_walk)}
         if self.phase is not Phase.READY:
-            raise Refusal(_NOT_READY[self.phase], context=context)
+            detail = _OTHER_REGISTRY if self.phase is Phase.WITHOUT_REGISTRY else None
+            raise Refusal(_NOT_READY[self.phase], detail, context=context)
+        if self._database is not None and self._database.lost is not None:
+            raise Refusal("registry_unavailable", self._database.lost, context=context)
         checks = {
             "dispatch_lag": "ok",  # the queues are derived in the turn in which a message becomes visible
             **{check: _well_or_not(self._loops.failing(check)) for check in ("scheduler", "requests", "leases", "checker")},
@@ -191,6 +211,13 @@ class Wiring:
         database = Database(settings.registry_url)
         stack.push_async_callback(database.aclose)
         await database.open()
+        if not settings.accept_registry and known_registry.is_another(settings.store_dir, database.identity):
+            log.critical("registry_is_another", reason=_OTHER_REGISTRY)
+            if self.phase is Phase.STARTING:
+                self.phase = Phase.WITHOUT_REGISTRY
+            return
+        known_registry.remember(settings.store_dir, database.identity)
+        self._database = database
         topics = Topics(database, store, clock, creates_on_use=settings.dev, retention_ms=settings.local.retention_ms)
         producer_groups = ProducerGroups(database, clock, Vault(settings.webhook.encryption_keys))
         consumer_groups = ConsumerGroups(database, clock)
@@ -290,6 +317,7 @@ class Wiring:
         )
 
         add_loops(self._services, settings)
+        self._loops.add("registry", self._watch_registry, interval_ms=_REGISTRY_MS, check="registry")
         self._loops.start()
         stack.push_async_callback(self._loops.stop)
         if self._controls is not None:
@@ -314,6 +342,20 @@ class Wiring:
                 services.transactions.next_return_ms, services.sender.next_due_ms, services.delivery.next_due_ms
             ],
         )  # fmt: skip
+
+    async def _watch_registry(self) -> None:
+        """Note whether the registry is still the one that was opened."""
+        database = self._database
+        assert database is not None
+        before = database.lost
+        try:
+            lost = await database.check()
+        except RegistryUnavailable:
+            return  # a server that cannot be reached: changes are refused, and what exists goes on
+        if lost is not None and before is None:
+            log.critical("registry_lost", reason=lost)
+        elif lost is None and before is not None:
+            log.warning("registry_back")
 
     def _note_progress(self, walked: int, to_walk: int) -> None:
         self.progress = (walked, to_walk)

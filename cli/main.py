@@ -32,6 +32,10 @@ def serve(
     data_dir: Annotated[Path | None, typer.Option(help="Where everything is kept; made if it is missing.")] = None,
     dev: Annotated[bool | None, typer.Option("--dev", help="Make topics as they are used; readable logs.")] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file with settings.")] = None,
+    accept_registry: Annotated[
+        bool | None,
+        typer.Option("--accept-registry", help="Start although the registry is not the one that the store was used with."),
+    ] = None,
 ) -> None:
     """Start the service. Every setting can also be given as ESCROWMQ_..., see docs/settings.md.
 
@@ -42,7 +46,7 @@ def serve(
     from app.settings import ConfigurationError, load
 
     try:
-        settings = load(config_file=config, host=host, port=port, data_dir=data_dir, dev=dev)
+        settings = load(config_file=config, host=host, port=port, data_dir=data_dir, dev=dev, accept_registry=accept_registry)
     except ConfigurationError as error:
         sys.stderr.write(f"escrowmq: {error}\n")
         raise typer.Exit(exit_codes.CONFIGURATION) from None

@@ -1,15 +1,21 @@
 """The registry's database: one connection, one thread, migrated when it is opened.
 
+A registry has an identity, a row that is made with its tables: by it another database that takes its place is known, at a start
+and while the service runs. A SQLite file that was deleted or replaced would take every change and keep none, since the open
+connection still has the old file, so that is asked before and after each change.
+
 One connection, because older SQLite libraries have a bug that two writing ones can meet (fixed in 3.51.3). The rest of the
 settings are for durability: write-ahead log, FULL sync, no memory map (a full disk would kill the process).
 """
 
 import asyncio
+import os
+import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from sqlite3 import SQLITE_FULL
+from secrets import token_hex
 from typing import Any, TypeVar
 
 from sqlalchemy import (
@@ -27,10 +33,10 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
-from app.registry.tables import metadata
+from app.registry.tables import metadata, registry_identity
 from storage.errors import RegistryUnavailable, StorageFull
 
 T = TypeVar("T")
@@ -62,6 +68,16 @@ _SQLITE_PRAGMAS = (
     "cell_size_check=ON",
 )
 
+# Primary result codes of SQLite, the low byte of what the driver reports.
+_PASSING = {
+    sqlite3.SQLITE_BUSY: "another process locks it",
+    sqlite3.SQLITE_LOCKED: "another process locks it",
+    sqlite3.SQLITE_READONLY: "it cannot be written to",
+    sqlite3.SQLITE_IOERR: "its disk reports an error",
+    sqlite3.SQLITE_CANTOPEN: "its file cannot be opened",
+}
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
 _SQLITE: dict[str, Any] = {"poolclass": StaticPool, "connect_args": {"check_same_thread": False}}
 # A server may have been restarted since the connection was last used: asked before, it is made anew.
 _SERVER: dict[str, Any] = {"pool_size": 1, "max_overflow": 0, "pool_pre_ping": True}
@@ -71,6 +87,8 @@ class Database:
     """Opened with `open`; every statement runs on its own thread."""
 
     def __init__(self, url: str) -> None:
+        self.identity = ""  # known once it is open
+        self.lost: str | None = None  # why it is no longer the registry that was opened, if it is not
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="registry")
         is_sqlite = url.startswith("sqlite")
         self._engine = create_engine(url, **(_SQLITE if is_sqlite else _SERVER))
@@ -78,16 +96,28 @@ class Database:
             event.listen(self._engine, "connect", _set_up_sqlite)
             event.listen(self._engine, "begin", _begin_immediately)
 
+        self._path = self._engine.url.database if is_sqlite else None
+        self._file: tuple[int, int] | None = None  # device and inode of the file that was opened
+        self._file_bytes = 0
+
     async def open(self) -> None:
-        """Bring the schema up to date."""
-        await self._call(partial(self._in_transaction, bring_up_to_date))
+        """Bring the schema up to date. Raises RegistryUnavailable, StorageFull; DatabaseError where the file is damaged."""
+        self.identity = await self._call(self._open)
+
+    async def check(self) -> str | None:
+        """Compare the database with the one that was opened; why it is not the same, or None.
+
+        Raises RegistryUnavailable where a server cannot be reached.
+        """
+        await self._call(self._check)
+        return self.lost
 
     async def run(self, work: Callable[[Connection], T]) -> T:
         """`work` in a transaction of its own; committed, and durable, on return.
 
         Raises StorageFull: nothing was changed; RegistryUnavailable: it may have been, if the connection was lost at the end.
         """
-        return await self._call(partial(self._in_transaction, work))
+        return await self._call(partial(self._change, work))
 
     async def aclose(self) -> None:
         await self._call(self._engine.dispose)
@@ -96,11 +126,56 @@ class Database:
     async def _call(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
+    def _open(self) -> str:
+        identity = self._in_transaction(bring_up_to_date)
+        if self._path is not None:
+            found = os.stat(self._path)
+            self._file, self._file_bytes = (found.st_dev, found.st_ino), found.st_size
+        return identity
+
+    def _change(self, work: Callable[[Connection], T]) -> T:
+        self._refuse_if_lost()
+        try:
+            result = self._in_transaction(work)
+        except DatabaseError as error:
+            if _sqlite_code(error) in _DAMAGED:
+                raise RegistryUnavailable("the database that holds topics, groups and schedules is damaged") from error
+            raise
+        self._refuse_if_lost()
+        return result
+
+    def _refuse_if_lost(self) -> None:
+        if self._path is not None:
+            self._check()
+        if self.lost is not None:
+            raise RegistryUnavailable(self.lost)
+
+    def _check(self) -> None:
+        self.lost = self._in_transaction(self._other_tables) if self._path is None else self._other_file(self._path)
+
+    def _other_file(self, path: str) -> str | None:
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            return "registry.db was deleted or moved away"
+        if (found.st_dev, found.st_ino) != self._file:
+            return "registry.db was replaced by another file"
+        return "registry.db was cut short" if found.st_size < self._file_bytes else None
+
+    def _other_tables(self, connection: Connection) -> str | None:
+        if not inspect(connection).has_table(registry_identity.name):
+            return "the tables of the registry were deleted"
+        if connection.scalar(select(registry_identity.c.identity)) != self.identity:
+            return "the tables of the registry were replaced by others"
+        return None
+
     def _in_transaction(self, work: Callable[[Connection], T]) -> T:
         try:
             with self._engine.begin() as connection:
                 return work(connection)
-        except OperationalError as error:
+        except IntegrityError:
+            raise
+        except DatabaseError as error:
             raise refused(error, self._engine.dialect.name) from error
 
 
@@ -109,8 +184,8 @@ def rows(connection: Connection, query: Select[Any]) -> list[dict[str, Any]]:
     return [{str(name): value for name, value in row.items()} for row in connection.execute(query).mappings()]
 
 
-def bring_up_to_date(connection: Connection) -> None:
-    """Make the tables of a new database, migrate those of an older one; one process after the other."""
+def bring_up_to_date(connection: Connection) -> str:
+    """Make the tables of a new database, migrate those of an older one; one process after the other. Returns its identity."""
     if connection.dialect.name == "postgresql":  # of SQLite the transaction has been the only one since it began
         connection.execute(select(func.pg_advisory_xact_lock(_OPENING)))
     known = inspect(connection).get_table_names()
@@ -121,6 +196,11 @@ def bring_up_to_date(connection: Connection) -> None:
         connection.execute(_VERSION.insert().values(version_num=HEAD))
     elif _VERSION.name not in known or list(connection.scalars(_VERSION.select())) != [HEAD]:
         migrate(connection, "head")
+    identity = connection.scalar(select(registry_identity.c.identity))
+    if identity is None:
+        identity = token_hex(16)
+        connection.execute(registry_identity.insert().values(identity=identity))
+    return str(identity)
 
 
 def migrate(connection: Connection, revision: str) -> None:
@@ -138,11 +218,19 @@ def migrate(connection: Connection, revision: str) -> None:
         command.upgrade(config, revision)
 
 
-def refused(error: OperationalError, database: str) -> Exception:
-    """What an error of the database's means: of a server it passes, of a file it is damage; the disk of either may be full."""
-    if getattr(error.orig, "sqlite_errorcode", None) == SQLITE_FULL or getattr(error.orig, "sqlstate", None) == _DISK_FULL:
+def refused(error: DatabaseError, database: str) -> Exception:
+    """The error that a failed statement becomes: what may pass is RegistryUnavailable, a full disk StorageFull."""
+    code = _sqlite_code(error)
+    if code == sqlite3.SQLITE_FULL or getattr(error.orig, "sqlstate", None) == _DISK_FULL:
         return StorageFull()
-    return error if database == "sqlite" else RegistryUnavailable()
+    if code in _PASSING:
+        return RegistryUnavailable(f"the database that holds topics, groups and schedules is not available: {_PASSING[code]}")
+    return RegistryUnavailable() if database != "sqlite" and isinstance(error, OperationalError) else error
+
+
+def _sqlite_code(error: DatabaseError) -> int | None:
+    extended = getattr(error.orig, "sqlite_errorcode", None)
+    return None if extended is None else int(extended) & 0xFF
 
 
 def _set_up_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:

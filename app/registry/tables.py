@@ -7,6 +7,9 @@ metadata = MetaData(
 )
 
 # Times are wall milliseconds. Names are case-sensitive, as they are in the log.
+# One row: what tells this registry from every other one.
+registry_identity = Table("registry_identity", metadata, Column("identity", String(32), primary_key=True))
+
 topics = Table(
     "topics",
     metadata,

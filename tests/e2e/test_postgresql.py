@@ -4,8 +4,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine, text
 
-from tests.support.http import assert_problem, ok
+from tests.support.http import assert_problem, ok, until
 from tests.support.server import Server
 
 pytestmark = pytest.mark.xdist_group("postgresql")
@@ -29,7 +30,7 @@ def test_what_was_configured_is_there_after_a_kill_and_a_server_that_was_away_is
         assert ok(api.get("/v1/producer-groups/shop")) == producers
 
         with postgresql.away():
-            assert_problem(api.post("/v1/topics", json={"topic": "later"}), 503, "store_read_only")
+            assert_problem(api.post("/v1/topics", json={"topic": "later"}), 503, "registry_unavailable")
             assert ok(api.post("/v1/topics/Orders.eu/messages", json={"payload": "x"}), 201)
         ok(api.post("/v1/topics", json={"topic": "later"}), 201)
         assert not (tmp_path / "data" / "registry.db").exists()
@@ -54,3 +55,33 @@ def test_services_that_start_at_once_on_an_empty_database_all_serve(postgresql, 
             server.start(until_ready=False)
         for server in services:
             server.wait_until_ready()
+
+
+def test_tables_that_are_deleted_or_replaced_under_the_service_are_noticed_and_no_group_is_lost_in_silence(
+    postgresql, tmp_path
+):
+    url = postgresql.new_database()
+    with service(tmp_path, url) as server, server.client() as api:
+        ok(api.post("/v1/topics", json={"topic": "orders"}), 201)
+        ok(api.put("/v1/groups/warehouse", json={"topics": [{"topic": "orders"}]}), 201)
+
+        drop_everything(url)
+
+        until(lambda: api.get("/readyz").status_code == 503, "it is noticed", seconds=30)
+        refused = [api.get("/readyz"), api.put("/v1/groups/later", json={"topics": [{"topic": "orders"}]})]
+        for one in refused:
+            assert "were deleted" in assert_problem(one, 503, "registry_unavailable")["detail"]
+        assert ok(api.post("/v1/topics/orders/messages", json={"payload": "x"}), 201)
+        assert server.terminate() == 0
+
+        server.start(until_ready=False)
+        until(lambda: "registry_is_another" in server.log(), "the start says why", seconds=60)
+        assert_problem(api.get("/readyz"), 503, "registry_unavailable")
+
+
+def drop_everything(url: str) -> None:
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("DROP SCHEMA public CASCADE"))
+        connection.execute(text("CREATE SCHEMA public"))
+    engine.dispose()

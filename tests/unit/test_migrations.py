@@ -13,12 +13,22 @@ from sqlalchemy import Connection, Engine, Table, create_engine, insert, inspect
 
 from app.registry.consumer_groups import ConsumerGroup, _from_row
 from app.registry.database import HEAD, MIGRATIONS, Database, bring_up_to_date, migrate, rows
-from app.registry.tables import audit_reports, consumer_groups, cron_schedules, loop_leases, metadata, producer_groups, topics
+from app.registry.tables import (
+    audit_reports,
+    consumer_groups,
+    cron_schedules,
+    loop_leases,
+    metadata,
+    producer_groups,
+    registry_identity,
+    topics,
+)
 from delivery.groups import GroupRules
 
 REVISIONS = [script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions()][::-1]
 
 ROWS: dict[Table, dict[str, object]] = {
+    registry_identity: {"identity": "0123456789abcdef0123456789abcdef"},
     topics: {
         "topic": "Orders.eu",
         "queues": 4,
