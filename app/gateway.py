@@ -20,6 +20,7 @@ from app.exchange import HEADERS, ClientGone, read_headers, takes_a_stream
 from app.observability import Metrics
 from app.problems import MEDIA_TYPE, Refusal, as_refusal, document
 from storage.errors import MessagingError
+from storage.files.vfs import is_out_of_files
 
 log = structlog.get_logger()
 
@@ -88,7 +89,11 @@ class Gateway:
             await refuse(as_refusal(error))
         except (ClientDisconnect, ClientGone):
             status = _CLIENT_LEFT
-        except Exception:
+        except Exception as error:
+            if is_out_of_files(error) and not has_started:
+                log.warning("too_many_open_files", request_id=request_id, path=_path(scope))
+                await refuse(Refusal("overloaded", "as many files are open as may be"))
+                return
             log.exception("request_failed", request_id=request_id, path=_path(scope))
             if has_started:
                 raise

@@ -44,7 +44,7 @@ from scheduler.schedule_service import ScheduleService
 from scheduler.scheduled_message import put_off
 from storage.clock import Clock, SystemClock
 from storage.errors import DirectoryInUse, RegistryUnavailable, StorageError, StorageFull, StoreClosed, StoreRecovering
-from storage.files.vfs import OsVfs
+from storage.files.vfs import OsVfs, is_out_of_files
 from storage.identifiers import Identifiers, SystemRandom
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import FlushPolicy
@@ -185,7 +185,7 @@ class Wiring:
         except (PermissionError, NotADirectoryError, FileExistsError, CannotOpen) as error:
             self._fail(exit_codes.CONFIGURATION, error)
         except OSError as error:
-            self._fail(exit_codes.STORAGE_FAILED, error)
+            self._fail(exit_codes.CONFIGURATION if is_out_of_files(error) else exit_codes.STORAGE_FAILED, error)
         except Exception as error:
             log.exception("start_failed")
             self._fail(exit_codes.BUG, error)

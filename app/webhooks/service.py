@@ -1,7 +1,7 @@
 """Checks by webhook: where they may go, and how one is asked. What it becomes is for `txn/checkback.py`."""
 
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import httpx
@@ -18,6 +18,7 @@ from app.webhooks.transport import MAX_ANSWER_BYTES, MOST_CONNECTIONS, AddressRe
 from app.webhooks.urls import Target, UrlRefused, parse_url
 from client.webhooks import sign
 from storage.clock import Clock
+from storage.files.vfs import is_out_of_files
 from txn.open_checks import LeasedCheck
 from txn.producer import Answered, Failed, Failure, Route
 
@@ -126,7 +127,8 @@ class Webhooks:
         except TimeoutError:
             return Failed(Failure.UNREACHABLE, f"no answer within {timeout_ms} ms", is_timeout=True, blames_host=True)
         except (OSError, httpx.HTTPError) as error:
-            return Failed(Failure.UNREACHABLE, _reason(error), blames_host=True)
+            is_ours = any(is_out_of_files(one) for one in _causes(error))  # the host is not to blame for our descriptors
+            return Failed(Failure.UNREACHABLE, _reason(error), blames_host=not is_ours)
 
     def _host(self, url: str) -> str:
         try:
@@ -134,6 +136,13 @@ class Webhooks:
         except UrlRefused:  # the operator has listed it once, and does not any more
             return ""
         return f"{target.host}:{target.port}"
+
+
+def _causes(error: BaseException | None) -> Iterator[Exception]:
+    """The error and what it was raised from: httpx wraps what the system said."""
+    while isinstance(error, Exception):
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def question(check: LeasedCheck, now_ms: int) -> CheckQuestion:

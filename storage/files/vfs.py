@@ -131,6 +131,11 @@ def is_disk_full(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+def is_out_of_files(error: Exception) -> bool:
+    """The process, or the system, may open no more files: nothing is wrong with the disk, and it passes by itself."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+
+
 # ---------------------------------------------------------------------------------------------------------- the real one
 
 

@@ -14,7 +14,7 @@ import structlog
 from storage.clock import Clock
 from storage.errors import CorruptRecord
 from storage.files.segments import Segments
-from storage.files.vfs import is_disk_full
+from storage.files.vfs import is_disk_full, is_out_of_files
 from storage.local import log_walk
 from storage.local.checkpoint_file import CheckpointFile
 from storage.local.consume_queue import ConsumeQueue, ConsumeQueues, QueueFiles, Unflushed
@@ -255,12 +255,17 @@ class Deriver:
                 self._begin(is_thorough=True)
 
     def _failed(self, error: Exception) -> None:
-        """A full disk is waited out: what is derived stays in memory. Any other failure leaves files that nobody can trust."""
+        """Wait out a full disk, and a limit of open files: what is derived stays in memory, and the next tick tries again.
+
+        Any other failure leaves files that cannot be trusted.
+        """
         round_, self._round = self._round, None
         self._is_writing = False
-        if round_ is None or not is_disk_full(error):
+        if round_ is None or not (is_disk_full(error) or is_out_of_files(error)):
             self._on_failure(error)
             return
+        if self.last_error is None:
+            log.warning("derived_files_wait", error=str(error))
         self.last_error = f"{type(error).__name__}: {error}"
         self._dirty.update(dict.fromkeys(unflushed.queue for unflushed in round_.unflushed))
         self._kept = {**round_.snapshots, **self._kept}

@@ -22,7 +22,7 @@ from storage.errors import (
     StoreClosed,
     UnknownTopic,
 )
-from storage.files.vfs import Vfs
+from storage.files.vfs import Vfs, is_out_of_files
 from storage.formats import unit
 from storage.identifiers import Identifiers
 from storage.local import queue_ends
@@ -504,8 +504,9 @@ class LocalMessageStore:
     def _on_prepared(self) -> None:
         self._writer.on_prepared()
 
-    def _on_full(self) -> None:
-        log.warning("disk_full", directory=str(self._files.directory.root))
+    def _on_full(self, error: Exception) -> None:
+        event = "too_many_open_files" if is_out_of_files(error) else "disk_full"
+        log.warning(event, directory=str(self._files.directory.root), error=str(error))
         self._writer.on_full()
 
     def _on_flushed(self) -> None:

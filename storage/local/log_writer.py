@@ -23,7 +23,7 @@ from typing import Literal
 import structlog
 
 from storage.clock import Clock
-from storage.errors import Backpressure, FlushFailed, InvalidMessage, MessageTooLarge, StorageFull, StoreClosed
+from storage.errors import Backpressure, FlushFailed, InvalidMessage, MessageTooLarge, StoreClosed
 from storage.formats import queue_entry, unit
 from storage.formats import record as records
 from storage.formats.delay_levels import DELAY_LEVEL, SCHEDULE_TOPIC, deliver_at_ms
@@ -211,7 +211,7 @@ class LogWriter:
     def on_full(self) -> None:
         """There is no space ahead and none to be had: who waits for it is refused, but for those whom the reserve is for."""
         calls, self._calls = self._calls, deque([call for call in self._calls if call.from_reserve])
-        self._refuse([call for call in calls if not call.from_reserve], StorageFull())
+        self._refuse([call for call in calls if not call.from_reserve], self._preparer.refusal())
         self._write_calls()
 
     def _turn(self) -> None:
@@ -342,8 +342,8 @@ class LogWriter:
             return False
         reserved = [call for call in calls if call.from_reserve]
         if len(reserved) == len(calls):
-            return not self._preparer.may_reach(end) and self._refuse(calls, StorageFull())
-        self._refuse([call for call in calls if not call.from_reserve], StorageFull())
+            return not self._preparer.may_reach(end) and self._refuse(calls, self._preparer.refusal())
+        self._refuse([call for call in calls if not call.from_reserve], self._preparer.refusal())
         calls[:] = reserved
         return not calls or self._write(calls)
 

@@ -10,8 +10,9 @@ still room for what settles something. All of it lies in segments that have thei
 from collections.abc import Callable
 from enum import Enum
 
+from storage.errors import Backpressure, StorageFull
 from storage.files.segments import Segments
-from storage.files.vfs import is_disk_full
+from storage.files.vfs import is_disk_full, is_out_of_files
 from storage.local.runner import Lane, Runner
 
 _FIRST_STEP_BYTES = 1 << 20  # so that a start does not wait for the whole watermark
@@ -38,10 +39,13 @@ class Preparer:
         ahead_bytes: int,
         reserve_bytes: int,
         on_prepared: Callable[[], None],
-        on_full: Callable[[], None],
+        on_full: Callable[[Exception], None],
         on_failure: Callable[[Exception], None],
     ) -> None:
-        """`on_prepared`: there is more. `on_full`: the disk is; tried again every second. `on_failure`: final."""
+        """`on_prepared`: there is more. `on_full`: the disk is, or no file can be opened; tried again every second.
+
+        `on_failure`: final.
+        """
         self._segments = segments
         self._runner = runner
         self._ahead_bytes = ahead_bytes + reserve_bytes
@@ -58,11 +62,18 @@ class Preparer:
         self._is_stopped = False
         self._is_retrying = False
         self._missing: _Missing | None = None
+        self._shortage: Exception | None = None  # why, the last time
 
     @property
     def is_full(self) -> bool:
         """The disk has no space for what is to be made ahead."""
         return self._missing is not None
+
+    def refusal(self) -> StorageFull | Backpressure:
+        """What an append is refused with while `is_full`."""
+        if self._shortage is not None and is_out_of_files(self._shortage):
+            return Backpressure("as many files are open as may be, so the log cannot grow")
+        return StorageFull()
 
     @property
     def room_end(self) -> int:
@@ -160,11 +171,12 @@ class Preparer:
 
     def _failed(self, error: Exception, missing: _Missing) -> None:
         self._is_busy = False
-        if not is_disk_full(error):
+        if not is_disk_full(error) and not is_out_of_files(error):
             self._on_failure(error)
             return
         self._missing = missing
-        self._on_full()
+        self._shortage = error
+        self._on_full(error)
         self._retry_later()
 
     def _retry_later(self) -> None:

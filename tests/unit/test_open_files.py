@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import PurePosixPath
 
+from storage.errors import Backpressure
 from storage.files.handles import Handles
 from storage.files.simulated import SimulatedDisk
 from storage.local.local_store import LocalMessageStore
@@ -100,6 +101,40 @@ def test_open_files_and_mapped_bytes_do_not_grow_with_the_log():
         assert world.disk.open_files <= open_before + 2
         await again.aclose()
         assert world.disk.open_files == 0
+
+    with World(SimulatedDisk(), 1) as world:
+        world.call(main())
+
+
+def test_without_descriptors_appends_are_refused_what_is_derived_waits_and_both_go_on_by_themselves():
+    async def main() -> None:
+        store = await world.open_store(OPTIONS)
+        sent = await write(store, segments=2)
+        await asyncio.sleep(3)
+        await store.create_topic("new", queue_count=4)
+
+        world.disk.max_open_files = world.disk.open_files
+        taken = refused = 0
+        while refused < 3:
+            try:
+                await store.append([message(b"x" * 3_000, queue=QueueId("new", taken % 4))])
+                taken += 1
+            except Backpressure:
+                refused += 1
+                await asyncio.sleep(2)
+        assert world.failures == []
+        assert (await store.offsets(ORDERS)).end == sent
+        assert store.status().derive_error is not None
+
+        world.disk.max_open_files = None
+        await asyncio.sleep(3)
+        await store.append([message(b"x" * 3_000, queue=QueueId("new", 0))])
+        await asyncio.sleep(3)
+
+        assert store.status().derive_error is None
+        assert await read_all(store) == sent
+        await store.aclose()
+        assert world.failures == []
 
     with World(SimulatedDisk(), 1) as world:
         world.call(main())
