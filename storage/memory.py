@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 
 from storage.clock import Clock
-from storage.errors import InvalidRequest, OffsetBeyondEnd, StoreClosed, UnknownQueue, UnknownTopic
+from storage.errors import InvalidRequest, OffsetBeyondEnd, OffsetExpired, StoreClosed, UnknownQueue, UnknownTopic
 from storage.formats.queue_entry import tag_hash
 from storage.message import NEVER_MS, Appended, DueEntry, Durability, Message, OffsetRange, QueueId, StoredMessage
 from storage.store import ANY_LABEL, LAST_MS, DueCounts, DuePage, Scanned, Snapshot
@@ -17,6 +17,8 @@ class MemoryMessageStore:
         self._clock = clock
         self._queues: dict[QueueId, list[StoredMessage]] = {}
         self._counts: dict[str, int] = {}
+        self._first: dict[QueueId, int] = {}  # where a topic that was deleted and created again begins
+        self._deleted: dict[QueueId, list[StoredMessage]] = {}
         self._offsets: dict[tuple[str, QueueId], int] = {}
         self._snapshots: dict[str, Snapshot] = {}
         self._due: dict[DueEntry, None] = {}
@@ -31,8 +33,20 @@ class MemoryMessageStore:
         if queue_count < known:
             raise InvalidRequest(f"topic {topic} has {known} queues; their number cannot shrink to {queue_count}")
         for number in range(known, queue_count):
-            self._queues[QueueId(topic, number)] = []
+            queue = QueueId(topic, number)
+            self._queues[queue] = self._deleted.pop(queue, [])
+            self._first[queue] = len(self._queues[queue])
         self._counts[topic] = queue_count
+
+    async def delete_topic(self, topic: str) -> None:
+        """TopicDeletion."""
+        if self._is_closed:
+            raise StoreClosed
+        for number in range(self._counts.pop(topic, 0)):
+            queue = QueueId(topic, number)
+            self._deleted[queue] = self._queues.pop(queue)
+        self._offsets = {at: offset for at, offset in self._offsets.items() if at[1].topic != topic}
+        self._wake()
 
     async def queues(self, topic: str) -> tuple[QueueId, ...]:
         if topic not in self._counts:
@@ -61,6 +75,8 @@ class MemoryMessageStore:
         messages = self._queue(queue)
         if self._is_closed:
             raise StoreClosed
+        if queue_offset < self._first[queue]:
+            raise OffsetExpired(requested=queue_offset, available=(self._first[queue], len(messages)))
         if queue_offset > len(messages):
             raise OffsetBeyondEnd(requested=queue_offset, available=(0, len(messages)))
         found: list[StoredMessage] = []
@@ -73,13 +89,14 @@ class MemoryMessageStore:
         return found
 
     async def offsets(self, queue: QueueId) -> OffsetRange:
-        return OffsetRange(0, len(self._queue(queue)))
+        messages = self._queue(queue)
+        return OffsetRange(self._first[queue], len(messages))
 
     async def wait_for_arrival(self, queue: QueueId, queue_offset: int, *, timeout_ms: int) -> bool:
         messages = self._queue(queue)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                while len(messages) <= queue_offset and not self._is_closed:
+                while len(messages) <= queue_offset and not self._is_closed and self._queues.get(queue) is messages:
                     await self._arrival.wait()
         except TimeoutError:
             pass
@@ -142,7 +159,7 @@ class MemoryMessageStore:
             message
             for queue, messages in self._queues.items()
             if queue.topic in topics
-            for message in messages
+            for message in messages[self._first[queue] :]
             if (key == message.message_id if by_id else key in (message.key or "").split(" "))
             and from_ms <= message.stored_at_ms <= to_ms
             and (older_than is None or _place(message) < older_than)

@@ -71,6 +71,20 @@ class TopicListing(Protocol):
 
 
 @runtime_checkable
+class TopicDeletion(Protocol):
+    """Engines that can delete a topic."""
+
+    async def delete_topic(self, topic: str) -> None:
+        """Delete a topic, its messages, and the offsets that groups committed in it. Durable on return.
+
+        What was appended before can no longer be read or looked up. A topic that is created under the name again goes on at the
+        queue offsets where it ended: none is used twice. Nothing happens where the topic does not exist.
+
+        Raises what `append` raises; the topic exists then as before.
+        """
+
+
+@runtime_checkable
 class SyncedPosition(Protocol):
     """Engines that can tell how far everything is durable."""
 

@@ -137,6 +137,7 @@ def _of_ours(material: Material) -> Iterable[Position]:
     commits = material.records.where((c("topic") == OFFSET_TOPIC) & c("note").isNotNull()).select("log_offset", note)
     committed = commits.select("of.group", "of.topic", c("of.queue").alias("queue_id"), c("of.offset").alias("position"),
                                c("log_offset").alias("at"))  # fmt: skip
+    committed = committed.where(c("queue_id") >= 0)  # the others say that a topic was deleted
     last = committed.groupBy(*QUEUE).agg(F.max_by("position", "at").alias("position"), F.max("at").alias("at"))
     told = leases.ends(material.lease_events)
     furthest = told.groupBy(*QUEUE).agg(F.max("position").alias("position"), F.max_by("at", "position").alias("at"))

@@ -99,14 +99,21 @@ class Unflushed(NamedTuple):
 
 
 class ConsumeQueues:
-    """All queues of a store, by topic and number. A queue is known from its first message on, or as its topic is made known."""
+    """All queues of a store, by topic and number. A queue is known from its first message on, or as its topic is made known.
+
+    Of a deleted topic the end of each queue that ever had messages is remembered: no queue offset is used twice.
+    """
 
     def __init__(self) -> None:
         self._queues: dict[QueueId, ConsumeQueue] = {}
         self._counts: dict[str, int] = {}
+        self._closing: dict[str, list[ConsumeQueue]] = {}  # by topic: being deleted
+        self._deleted: dict[str, dict[int, int]] = {}  # by topic and number: the end
 
     def __iter__(self) -> Iterator[ConsumeQueue]:
-        return iter(self._queues.values())
+        yield from self._queues.values()
+        for queues in self._closing.values():
+            yield from queues
 
     def __getitem__(self, queue: QueueId) -> ConsumeQueue:
         """Raises UnknownTopic, UnknownQueue."""
@@ -123,6 +130,10 @@ class ConsumeQueues:
     def counts(self) -> dict[str, int]:
         return self._counts
 
+    def find(self, queue: QueueId) -> ConsumeQueue | None:
+        """None where the queue is not known."""
+        return self._queues.get(queue)
+
     def bounds_of(self, queue: QueueId) -> OffsetRange:
         """Of a queue that is not known: an empty range."""
         found = self._queues.get(queue)
@@ -133,10 +144,13 @@ class ConsumeQueues:
 
     def grow(self, topic: str, count: int) -> None:
         """The topic has at least so many queues."""
+        ends = self._deleted.get(topic, {})
         for number in range(self.count(topic), count):
-            queue = QueueId(topic, number)
-            self._queues[queue] = ConsumeQueue(queue, first=0, end=0)
+            queue, end = QueueId(topic, number), ends.pop(number, 0)
+            self._queues[queue] = ConsumeQueue(queue, first=end, end=end)
         self._counts[topic] = max(count, self.count(topic))
+        if topic in self._deleted and not ends:
+            del self._deleted[topic]
 
     def restore(self, queue: QueueId, bounds: OffsetRange) -> None:
         """The queue as a snapshot knows it."""
@@ -151,6 +165,47 @@ class ConsumeQueues:
             # It begins here: what came before it has been dropped with its segments.
             self._queues[queue] = found = ConsumeQueue(queue, first=queue_offset, end=queue_offset)
         return found
+
+    # ------------------------------------------------------------------------------------------------------ deleted topics
+
+    @property
+    def deleted(self) -> Iterator[tuple[QueueId, int]]:
+        """The queues of deleted topics that had messages, and their ends."""
+        for topic, ends in self._deleted.items():
+            for number, end in ends.items():
+                yield QueueId(topic, number), end
+
+    def close(self, topic: str) -> list[ConsumeQueue]:
+        """Make the topic unknown while its deletion is being written; its queues, which are still part of a snapshot."""
+        numbers = range(self._counts.pop(topic, 0))
+        closing = [self._queues.pop(QueueId(topic, number)) for number in numbers]
+        if closing:
+            self._closing[topic] = closing
+        return closing
+
+    def is_closing(self, topic: str) -> bool:
+        return topic in self._closing
+
+    def reopen(self, topic: str) -> None:
+        """The deletion could not be written: the topic is known as before."""
+        reopened = self._closing.pop(topic)
+        self._queues.update({queue.id: queue for queue in reopened})
+        self._counts[topic] = len(reopened)
+
+    def delete(self, topic: str) -> None:
+        """Forget the queues of the topic but for their ends."""
+        self.close(topic)
+        for queue in self._closing.pop(topic, []):
+            self.note_deleted(queue.id, queue.next_offset)
+
+    def note_deleted(self, queue: QueueId, end: int) -> None:
+        """The queue of a deleted topic has ended there, or further."""
+        ends = self._deleted.setdefault(queue.topic, {})
+        ends[queue.number] = max(end, ends.get(queue.number, 0))
+        if not ends[queue.number]:
+            del ends[queue.number]
+        if not ends:
+            del self._deleted[queue.topic]
 
     def _unknown(self, queue: QueueId) -> UnknownTopic | UnknownQueue:
         count = self.count(queue.topic)
@@ -239,6 +294,17 @@ class QueueFiles:
             self._unsynced.discard(path)
             self._vfs.remove(path)
         if going:
+            self._vfs.sync_directory(folder)
+
+    def remove(self, topic: str) -> None:
+        """Remove the files of a deleted topic; their folders stay. The derive lane's."""
+        of_topic = self._directory / topic
+        for number in self._vfs.list_directory(of_topic) if self._vfs.exists(of_topic) else ():
+            folder = of_topic / number
+            for name in self._vfs.list_directory(folder):
+                self._handles.forget(folder / name)
+                self._unsynced.discard(folder / name)
+                self._vfs.remove(folder / name)
             self._vfs.sync_directory(folder)
 
     def write(self, unflushed: Unflushed) -> None:

@@ -1,6 +1,7 @@
 """Where each consumer group continues in each queue. The truth is a topic of ours in the log; this is its table.
 
-A committed offset is a small message: its body is JSON, {"group", "topic", "queue", "offset"}; the last one counts.
+A committed offset is a small message: its body is JSON, {"group", "topic", "queue", "offset"}; the last one counts. One whose
+queue is -1 says that the topic is deleted: what all groups committed there before counts no more.
 """
 
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from storage.message import Message, QueueId
 
 QUEUE = QueueId(OFFSET_TOPIC, 0)
 TAG = "commit"
+_DELETED = -1  # in place of a queue number
 
 
 class _Commit(msgspec.Struct, frozen=True):
@@ -37,6 +39,11 @@ def commit_message(group: str, queue: QueueId, queue_offset: int, *, message_id:
     return Message(queue=QUEUE, message_id=message_id, body=body, born_at_ms=now_ms, key=group, tag=TAG)
 
 
+def deletion_message(topic: str, *, message_id: str, now_ms: int) -> Message:
+    body = msgspec.json.encode(_Commit("", topic, _DELETED, _DELETED))
+    return Message(queue=QUEUE, message_id=message_id, body=body, born_at_ms=now_ms, tag=TAG)
+
+
 class GroupOffsets:
     """The owner's thread."""
 
@@ -52,6 +59,11 @@ class GroupOffsets:
         self._offsets[group, queue] = _Kept(queue_offset, place)
         self.has_changed = True
 
+    def drop(self, topic: str) -> None:
+        """Forget what groups committed in a deleted topic."""
+        self._offsets = {at: kept for at, kept in self._offsets.items() if at[1].topic != topic}
+        self.has_changed = True
+
     def below(self, place: int) -> list[tuple[str, QueueId, int]]:
         """(group, queue, offset) of what messages before this place say, and no later one."""
         return [(group, queue, kept.queue_offset) for (group, queue), kept in self._offsets.items() if kept.place < place]
@@ -59,7 +71,10 @@ class GroupOffsets:
     def apply(self, body: bytes, *, place: int) -> None:
         """A message of the offset topic, in their order."""
         commit = _decoder.decode(body)
-        self.set(commit.group, QueueId(commit.topic, commit.queue), commit.offset, place=place)
+        if commit.queue == _DELETED:
+            self.drop(commit.topic)
+        else:
+            self.set(commit.group, QueueId(commit.topic, commit.queue), commit.offset, place=place)
 
     def encode(self) -> bytes:
         self.has_changed = False

@@ -9,10 +9,11 @@ from typing import NamedTuple
 from storage.formats import record as records
 from storage.local import log_walk
 from storage.local.commit_log import CommitLog
+from storage.local.consume_queue import ConsumeQueue
 from storage.local.futures import in_lane
 from storage.local.key_index import KeyIndex
 from storage.local.runner import Lane, Runner
-from storage.message import StoredMessage, TransactionBits
+from storage.message import QueueId, StoredMessage, TransactionBits
 
 _STEPS = 1_000  # records that a search looks at in one go
 _NOT_DELIVERED = (TransactionBits.PREPARED, TransactionBits.ROLLBACK)
@@ -40,8 +41,13 @@ class KeyLookup:
         *,
         indexed_end: Callable[[], int],
         visible_end: Callable[[], int],
+        find_queue: Callable[[QueueId], ConsumeQueue | None],
     ) -> None:
-        """`indexed_end`: up to which log offset the index has everything. `visible_end`: up to where readers may see."""
+        """`indexed_end`: up to which log offset the index has everything. `visible_end`: up to where readers may see.
+
+        `find_queue`: None where the topic was deleted.
+        """
+        self._find_queue = find_queue
         self._log = log
         self._index = index
         self._runner = runner
@@ -78,6 +84,9 @@ class KeyLookup:
             return None
         if not wanted.from_ms <= record.stored_at_ms <= wanted.to_ms:
             return None
+        queue = self._find_queue(QueueId(record.topic, record.queue_number))
+        if queue is None or record.queue_offset < queue.first:
+            return None  # its topic was deleted since
         message = records.to_message(record)
         is_wanted = wanted.key == message.message_id if wanted.by_id else wanted.key in (message.key or "").split(" ")
         return message if is_wanted else None

@@ -25,7 +25,7 @@ from storage.errors import (
 from storage.files.vfs import Vfs, is_out_of_files
 from storage.formats import unit
 from storage.identifiers import Identifiers
-from storage.local import queue_ends
+from storage.local import group_offsets, queue_ends
 from storage.local.arrivals import Arrivals
 from storage.local.consume_queue import ConsumeQueue
 from storage.local.deriver import Deriver
@@ -181,7 +181,9 @@ class LocalMessageStore:
             runner,
             indexed_end=lambda: self._deriver.indexed_end,
             visible_end=lambda: self._writer.visible_end,
+            find_queue=self._queues.find,
         )
+        self._identifiers = identifiers
         self._commits = OffsetCommits(self._offsets, self._queues, self._writer, clock, identifiers)
         self._retention = Retention(
             self._log,
@@ -251,7 +253,7 @@ class LocalMessageStore:
     async def wait_for_arrival(self, queue: QueueId, queue_offset: int, *, timeout_ms: int) -> bool:
         found = self._queues[queue]
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
-        while found.end <= queue_offset and self._waits:
+        while found.end <= queue_offset and self._waits and self._queues.find(queue) is found:
             left_ms = deadline_ms - self._clock.monotonic_ms()
             if left_ms <= 0:
                 return False
@@ -292,6 +294,43 @@ class LocalMessageStore:
     async def topics(self) -> Mapping[str, int]:
         """TopicListing."""
         return {topic: count for topic, count in self._queues.counts.items() if self._queues.holds_messages(topic)}
+
+    async def delete_topic(self, topic: str) -> None:
+        """TopicDeletion."""
+        self._check_readable()
+        # From here on nothing is taken for it; what was taken before is written in front of its deletion.
+        queues = self._queues.close(topic)
+        if not queues:
+            return
+        now_ms = self._clock.wall_ms()
+        ends = [(queue.id, queue.next_offset) for queue in queues]
+        messages = [
+            *queue_ends.end_messages(ends, now_ms=now_ms, tag=queue_ends.DELETED),
+            group_offsets.deletion_message(topic, message_id=self._identifiers.new("msg"), now_ms=now_ms),
+        ]
+        self._queues.grow(queue_ends.QUEUE.topic, 1)
+        answer: asyncio.Future[list[Appended]] = self._loop.create_future()
+
+        def done(appended: list[Appended]) -> None:
+            self._queues.delete(topic)
+            self._offsets.drop(topic)
+            self._retention.topic_deleted(topic)
+            self._arrivals.notify(queues)
+            resolve(answer, appended)
+
+        def failed(error: Exception) -> None:
+            self._queues.reopen(topic)
+            failing(answer)(error)
+
+        written_to = [self._queues[message.queue] for message in messages]
+        call = AppendCall(messages, written_to, Durability.SYNCED, done=done, failed=failed, from_reserve=True)
+        try:
+            self._writer.add(call)
+        except Exception:
+            self._queues.reopen(topic)
+            raise
+        appended = await answer
+        await self.wait_durable(appended[-1])
 
     def is_durable(self, log_offset: int | None) -> bool:
         """SyncedPosition."""

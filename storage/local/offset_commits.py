@@ -58,7 +58,7 @@ class OffsetCommits:
 
     async def put_back(self, below: int) -> None:
         """Say again what messages before this place say. Not where somebody is about to commit: what is said last counts."""
-        while expiring := self._offsets.below(below):
+        while expiring := [one for one in self._offsets.below(below) if not self._queues.is_closing(one[1].topic)]:
             free = [one for one in expiring if one[:2] not in self._under_way]
             if free:
                 await asyncio.gather(*[self.commit(*one) for one in free[:_TOGETHER]])

@@ -74,11 +74,13 @@ class QueuesSnapshot(msgspec.Struct, frozen=True):
     queues: list[tuple[str, int, int, int]]  # topic, number, first, end
     index: dict[str, int] | None = None  # KeyIndex.marks
     log_begin: int | None = None  # while the log begins there, the queues begin as stated, whatever their files say
+    deleted: list[tuple[str, int, int]] = []  # topic, number, end; an earlier version deleted none
 
     @classmethod
     def of(cls, queues: ConsumeQueues, *, log_begin: int, log_offset: int, stored_at_ms: int) -> "QueuesSnapshot":
         rows = [(queue.id.topic, queue.id.number, queue.first, queue.end) for queue in queues if queue.end]
-        return cls(log_offset, stored_at_ms, rows, log_begin=log_begin)
+        deleted = [(*queue, end) for queue, end in queues.deleted]
+        return cls(log_offset, stored_at_ms, rows, log_begin=log_begin, deleted=deleted)
 
     def wrap(self) -> Snapshot:
         return Snapshot((msgspec.msgpack.encode(self),), {})
@@ -254,6 +256,8 @@ def _load_queues(
         kept_bounds[queue] = bounds
     for queue, bounds in kept_bounds.items():
         queues.restore(queue, bounds)
+    for topic, number, end in snapshot.deleted:
+        queues.note_deleted(QueueId(topic, number), end)
     return snapshot
 
 

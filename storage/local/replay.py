@@ -40,7 +40,7 @@ class Replay:
             if sys_flag & records.TRANSACTION_MASK not in QUEUED:
                 continue
             if topic == _QUEUE_END_TOPIC:
-                self._note_ends(window[offset - window_offset : offset - window_offset + length])
+                self._note_ends(records.decode(window[offset - window_offset : offset - window_offset + length]))
             queue = self._found.get((topic, queue_number))
             if queue is None:
                 queue = self._queues.found(QueueId(topic.decode("utf-8"), queue_number), queue_offset)
@@ -53,10 +53,20 @@ class Replay:
             self._in_memory = 0
             self._write_queues()
 
-    def _note_ends(self, raw: bytes) -> None:
-        """Queues of which retention has left nothing go on where they ended."""
-        for queue, end in queue_ends.read_ends(records.decode(raw).body):
-            self._queues.found(queue, end)
+    def _note_ends(self, record: records.Record) -> None:
+        """Queues of which nothing is left go on where they ended."""
+        tag = records.to_message(record).tag
+        ends = queue_ends.read_ends(record.body)
+        if tag == queue_ends.DELETED:
+            for topic in {queue.topic for queue, _ in ends}:
+                self._queues.delete(topic)
+                self._found = {at: queue for at, queue in self._found.items() if queue.id.topic != topic}
+        for queue, end in ends:
+            # A topic that was created again meanwhile is known by its messages, and what it has stays.
+            if tag != queue_ends.ENDS and not self._queues.count(queue.topic):
+                self._queues.note_deleted(queue, end)
+            else:
+                self._queues.found(queue, end)
 
     def _write_queues(self) -> None:
         """The records are durable, or the log would not be walked: so may their entries be."""

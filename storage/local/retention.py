@@ -110,6 +110,7 @@ class Retention:
         self._damaged_heads: set[int] = set()
         # What is left of a crash in the middle, or of another process: looked for once.
         self._to_clean: dict[ConsumeQueue, None] = dict.fromkeys(queue for queue in queues if queue.first)
+        self._deleted_topics: dict[str, None] = dict.fromkeys(queue.topic for queue, _ in queues.deleted)
         self._index_files: list[IndexFile] = []
         self._clean_after_round = 0
         self.refuses_new = refuses(self._policy, used_ratio=space.used_ratio, refused_before=False)
@@ -130,6 +131,11 @@ class Retention:
             expired = sum(has_expired(newest, policy, now_ms=now_ms) for newest in newest_ms[: len(going)])
             await self._drop(going, expired, now_ms, put_back)
         return len(going)
+
+    def topic_deleted(self, topic: str) -> None:
+        """Remove its queue files with a later run."""
+        self._deleted_topics[topic] = None
+        self._clean_after_round = self._deriver.thorough_begun
 
     def usage(self) -> DiskUsage:
         policy, space = self._policy, self._space
@@ -227,8 +233,8 @@ class Retention:
         await self._record_beginning(border)
         # Nobody begins to read there any more; who has begun holds the file open, and is told when it comes to its end.
         for queue_id, first in first_kept.items():
-            queue = self._queues[queue_id]
-            if first > queue.first:
+            queue = self._queues.find(queue_id)
+            if queue is not None and first > queue.first:
                 queue.first = first
                 self._to_clean[queue] = None
         for number, segment in enumerate(going):
@@ -256,8 +262,13 @@ class Retention:
 
     async def _put_back_own(self, first_kept: Mapping[QueueId, int], now_ms: int) -> None:
         await self._put_back_offsets(first_kept.get(group_offsets.QUEUE, 0))
-        emptied = [(queue, first) for queue, first in first_kept.items() if first and first == self._queues[queue].end]
-        messages = queue_ends.end_messages([end for end in emptied if end[0] != queue_ends.QUEUE], now_ms=now_ms)
+        emptied = [
+            (queue, first)
+            for queue, first in first_kept.items()
+            if first and first == self._queues.bounds_of(queue).end and queue != queue_ends.QUEUE
+        ]
+        messages = queue_ends.end_messages(emptied, now_ms=now_ms)
+        messages += queue_ends.end_messages(self._queues.deleted, now_ms=now_ms, tag=queue_ends.DELETED_ENDS)
         if messages:
             await self._append(messages)
 
@@ -265,11 +276,17 @@ class Retention:
 
     async def _clean(self) -> None:
         """Remove the files of derived tables that lead to nothing any more, once no snapshot names them."""
-        if not (self._to_clean or self._index_files) or self._deriver.thorough_ended <= self._clean_after_round:
+        is_anything = self._to_clean or self._index_files or self._deleted_topics
+        if not is_anything or self._deriver.thorough_ended <= self._clean_after_round:
             return
-        queues, index_files = list(self._to_clean), list(self._index_files)
+        index_files = list(self._index_files)
+        queues = [queue for queue in self._to_clean if self._queues.find(queue.id) is queue]
+        # One that was created again since then goes on in the files that it has: its entries lie behind those of before.
+        deleted = [topic for topic in self._deleted_topics if not self._queues.count(topic)]
 
         def remove() -> None:
+            for topic in deleted:
+                self._queue_files.remove(topic)
             for queue in queues:
                 self._queue_files.drop_before(queue.id, queue.first)
             self._key_index.remove(index_files)
@@ -279,5 +296,5 @@ class Retention:
                 file.close()
 
         await self._in_lane(Lane.DERIVE, remove)
-        self._to_clean, self._index_files = {}, []
+        self._to_clean, self._index_files, self._deleted_topics = {}, [], {}
         await self._in_lane(Lane.READ, close)

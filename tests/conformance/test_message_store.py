@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from storage.errors import InvalidRequest, OffsetBeyondEnd, StoreClosed, UnknownQueue, UnknownTopic
+from storage.errors import InvalidRequest, OffsetBeyondEnd, OffsetExpired, StoreClosed, UnknownQueue, UnknownTopic
 from storage.formats.queue_entry import tag_hash
 from storage.message import Durability, OffsetRange, QueueId, TransactionBits
-from storage.store import KeyLookup, Snapshot, Snapshots, SyncedPosition, TagCodes, TopicListing, find_message
+from storage.store import KeyLookup, Snapshot, Snapshots, SyncedPosition, TagCodes, TopicDeletion, TopicListing, find_message
 from tests.support.builders import message, messages
 
 FIRST = QueueId("orders", 0)
@@ -395,3 +395,69 @@ async def test_a_read_by_tag_asks_for_what_is_there(store):
         await store.read_tagged(FIRST, 2, tag_codes={97}, max_scanned=10, **EVERYTHING)
     with pytest.raises(UnknownQueue):
         await store.read_tagged(QueueId("orders", 2), 0, tag_codes={97}, max_scanned=10, **EVERYTHING)
+
+
+# ---------------------------------------------------------------------------------------------------------- deleted topics
+
+
+async def test_what_a_deleted_topic_had_can_neither_be_read_nor_looked_up(store):
+    assert isinstance(store, TopicDeletion)
+    assert isinstance(store, KeyLookup)
+    await store.append([message(b"1", queue=FIRST, key="k")])
+    await store.commit_offset("billing", FIRST, 1)
+
+    await store.delete_topic("orders")
+    await store.delete_topic("orders")  # a second time nothing happens
+
+    for refused in (
+        store.read(FIRST, 0, max_messages=1, max_bytes=1),
+        store.append([message(queue=FIRST)]),
+        store.queues("orders"),
+        store.offsets(FIRST),
+        store.committed_offset("billing", FIRST),
+    ):
+        with pytest.raises(UnknownTopic):
+            await refused
+    assert await store.find_messages("k", topics=["orders"], max_messages=9) == []
+
+
+async def test_a_topic_created_under_the_name_of_a_deleted_one_goes_on_at_its_offsets(store):
+    assert isinstance(store, TopicDeletion)
+    assert isinstance(store, KeyLookup)
+    await store.append([message(queue=FIRST, key="k"), message(queue=FIRST)])
+    await store.commit_offset("billing", FIRST, 1)
+
+    await store.delete_topic("orders")
+    await store.create_topic("orders", queue_count=3)
+    (appended, other) = await store.append([message(b"new", queue=FIRST, key="k"), message(queue=SECOND)])
+
+    assert (appended.queue_offset, other.queue_offset) == (2, 0)
+    assert await store.offsets(FIRST) == (2, 3)
+    assert await store.committed_offset("billing", FIRST) is None
+    assert [one.body for one in await store.find_messages("k", topics=["orders"], max_messages=9)] == [b"new"]
+    assert [one.body for one in await store.read(FIRST, 2, max_messages=9, max_bytes=99)] == [b"new"]
+    with pytest.raises(OffsetExpired):
+        await store.read(FIRST, 1, max_messages=1, max_bytes=1)
+
+
+async def test_appends_taken_before_a_deletion_are_answered_and_do_not_outlive_it(store):
+    assert isinstance(store, TopicDeletion)
+    taken = [asyncio.ensure_future(store.append([message(queue=FIRST)])) for _ in range(5)]
+    await asyncio.sleep(0)
+
+    await store.delete_topic("orders")
+    answered = await asyncio.gather(*taken)
+    await store.create_topic("orders", queue_count=2)
+
+    assert [one.queue_offset for (one,) in answered] == [0, 1, 2, 3, 4]
+    assert await store.offsets(FIRST) == (5, 5)
+
+
+async def test_a_reader_that_waits_in_a_topic_is_woken_when_it_is_deleted(store):
+    assert isinstance(store, TopicDeletion)
+    waiting = asyncio.ensure_future(store.wait_for_arrival(FIRST, 0, timeout_ms=60_000))
+    await asyncio.sleep(0)
+
+    await store.delete_topic("orders")
+
+    assert await waiting is False

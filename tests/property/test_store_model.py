@@ -18,6 +18,7 @@ from tests.support.simulation import World
 TOPICS = ("orders", "emails")
 QUEUES = [QueueId(topic, number) for topic in (*TOPICS, "nowhere") for number in range(3)]
 queues = st.sampled_from(QUEUES)
+keys = st.sampled_from(["k", "l"])
 texts = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=8)
 bodies = st.one_of(st.binary(max_size=30), st.integers(0, 3_000).map(lambda n: b"x" * n))
 sent = st.builds(
@@ -25,7 +26,7 @@ sent = st.builds(
     bodies,
     queue=queues,
     message_id=texts,
-    key=st.none() | texts,
+    key=st.none() | keys | texts,
     tag=st.none() | texts,
     properties=st.dictionaries(st.sampled_from(["a", "b.c", "d-e"]), st.just("") | texts, max_size=2),
 )
@@ -64,6 +65,15 @@ class StoreMachine(RuleBasedStateMachine):
         answer = self._both(lambda store: store.create_topic(topic, queue_count=count))
         if answer is None:
             self.counts[topic] = count
+
+    @rule(topic=st.sampled_from(TOPICS))
+    def delete_topic(self, topic: str) -> None:
+        self._both(lambda store: store.delete_topic(topic))
+        self.counts.pop(topic, None)
+
+    @rule(topic=st.sampled_from(TOPICS), key=keys)
+    def look_up(self, topic: str, key: str) -> None:
+        self._both(lambda store: store.find_messages(key, topics=[topic], max_messages=9))
 
     @rule(given=st.lists(sent, max_size=6), durability=st.sampled_from([None, Durability.SYNCED]))
     def append(self, given: list[Any], durability: Durability | None) -> None:

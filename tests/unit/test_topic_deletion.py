@@ -1,0 +1,210 @@
+"""A deleted topic stays deleted, and its queue offsets stay used: after kills, power cuts, retention and lost derived files."""
+
+import asyncio
+from collections.abc import Mapping
+from random import Random
+
+import pytest
+
+from storage.errors import Backpressure, UnknownTopic
+from storage.files.simulated import SimulatedDisk
+from storage.local.local_store import LocalMessageStore
+from storage.local.options import LocalStoreOptions
+from storage.message import QueueId
+from tests.support.builders import message
+from tests.support.simulation import ROOT, World
+
+GONE, KEPT = QueueId("gone", 1), QueueId("kept", 0)
+OPTIONS = LocalStoreOptions(
+    segment_bytes=16_384,
+    prepare_ahead_bytes=8_192,
+    queue_file_entries=10,
+    index_slots=16,
+    index_file_entries=20,
+    queue_flush_interval_ms=10,
+    snapshot_interval_ms=50,
+    retention_ms=60_000,
+    delete_hours=";".join(map(str, range(24))),
+)
+
+
+async def nothing(first_kept: Mapping[QueueId, int]) -> None:
+    """No table above the store has anything to write again."""
+
+
+async def open_store(world: World, options: LocalStoreOptions = OPTIONS) -> LocalMessageStore:
+    store = await world.open_store(options)
+    await store.create_topic("kept", queue_count=1)
+    return store
+
+
+async def fill(store: LocalMessageStore) -> None:
+    await store.create_topic("gone", queue_count=2)
+    for _ in range(3):
+        await store.append([message(b"old", queue=GONE, key="k"), message(b"kept", queue=KEPT, key="k")])
+    await store.commit_offset("group", GONE, 2)
+
+
+async def check_gone(store: LocalMessageStore) -> None:
+    """The topic is unknown; created again, it goes on behind its last offset without what it had."""
+    assert "gone" not in await store.topics()
+    with pytest.raises(UnknownTopic):
+        await store.offsets(GONE)
+    await store.create_topic("gone", queue_count=2)
+    assert [await store.offsets(queue) for queue in await store.queues("gone")] == [(0, 0), (3, 3)]
+    assert await store.committed_offset("group", GONE) is None
+    assert await store.find_messages("k", topics=["gone"], max_messages=9) == []
+    (appended,) = await store.append([message(b"new", queue=GONE)])
+    assert appended.queue_offset == 3
+
+
+def lose(disk: SimulatedDisk, *folders: str) -> None:
+    for folder in folders:
+        for name in disk.list_directory(ROOT / folder):
+            disk.remove(ROOT / folder / name)
+
+
+@pytest.mark.parametrize("lost", [(), ("snapshots", "index"), ("consumequeue/kept/0",)])
+@pytest.mark.parametrize("expired", [False, True])
+def test_a_deleted_topic_stays_deleted_and_its_offsets_used(lost, expired):
+    async def first_life(world: World) -> None:
+        store = await open_store(world)
+        await fill(store)
+        await store.delete_topic("gone")
+        if expired:  # the deletion itself, too
+            for _ in range(30):
+                await store.append([message(b"x" * 2_000, queue=KEPT)])
+            await asyncio.sleep(61)
+            assert await store.expire(world.clock.wall_ms(), nothing)
+            assert store.status().first_offset > 0
+        await asyncio.sleep(1)
+
+    async def second_life(world: World) -> None:
+        await check_gone(await open_store(world))
+
+    async def third_life(world: World) -> None:
+        store = await open_store(world)
+        assert await store.offsets(GONE) == (3, 4)
+        assert [one.body for one in await store.read(GONE, 3, max_messages=9, max_bytes=99)] == [b"new"]
+
+    with World(SimulatedDisk(), 1) as world:
+        world.call(first_life(world))
+    disk = world.disk.after_kill()
+    for number, life in enumerate((second_life, third_life)):
+        lose(disk, *lost)
+        with World(disk, 2 + number, wall_ms=world.clock.wall_ms()) as world:
+            world.call(life(world))
+        disk = world.disk.after_kill()
+
+
+def test_what_retention_says_of_deleted_topics_takes_nothing_from_one_that_was_created_again():
+    async def first_life(world: World) -> None:
+        store = await open_store(world)
+        await fill(store)
+        await store.delete_topic("gone")
+        for _ in range(30):
+            await store.append([message(b"x" * 2_000, queue=KEPT)])
+        await asyncio.sleep(61)
+
+        async def create_meanwhile(first_kept: Mapping[QueueId, int]) -> None:
+            await store.create_topic("gone", queue_count=2)
+            await store.append([message(b"new", queue=GONE)])
+
+        assert await store.expire(world.clock.wall_ms(), create_meanwhile)
+
+    async def second_life(world: World) -> None:
+        store = await open_store(world)
+        assert [one.body for one in await store.read(GONE, 3, max_messages=9, max_bytes=99)] == [b"new"]
+
+    with World(SimulatedDisk(), 1) as world:
+        world.call(first_life(world))
+    disk = world.disk.after_kill()
+    lose(disk, "snapshots", "index")
+    with World(disk, 2, wall_ms=world.clock.wall_ms()) as world:
+        world.call(second_life(world))
+
+
+def test_the_queue_files_of_a_deleted_topic_go_once_no_snapshot_needs_them():
+    async def life(world: World) -> None:
+        store = await open_store(world)
+        await fill(store)
+        await asyncio.sleep(1)
+        folder = ROOT / "consumequeue" / "gone" / "1"
+        assert world.disk.list_directory(folder)
+
+        await store.delete_topic("gone")
+        await store.expire(world.clock.wall_ms(), nothing)
+        assert world.disk.list_directory(folder)
+        await asyncio.sleep(1)
+        await store.expire(world.clock.wall_ms(), nothing)
+
+        assert not world.disk.list_directory(folder)
+        await check_gone(store)
+
+    with World(SimulatedDisk(), 1) as world:
+        world.call(life(world))
+
+
+def test_a_deletion_that_could_not_be_written_leaves_the_topic_as_it_was():
+    async def life(world: World) -> None:
+        options = LocalStoreOptions(segment_bytes=16_384, max_queued_bytes=1_000, reserved_queue_bytes=1)
+        store = await open_store(world, options)
+        await fill(store)
+        waiting = asyncio.ensure_future(store.append([message(b"x" * 900, queue=KEPT)]))
+        await asyncio.sleep(0)
+        with pytest.raises(Backpressure):
+            await store.delete_topic("gone")
+        await waiting
+
+        assert await store.offsets(GONE) == (0, 3)
+        assert await store.committed_offset("group", GONE) == 2
+
+    with World(SimulatedDisk(), 1) as world:
+        world.call(life(world))
+
+
+async def delete_after_a_snapshot(world: World, answered: list[str]) -> None:
+    store = await open_store(world)
+    await fill(store)
+    await asyncio.sleep(1)
+    answered.append("filled")
+    await store.delete_topic("gone")
+    answered.append("deleted")
+    await asyncio.sleep(1)
+    await store.expire(world.clock.wall_ms(), nothing)
+    await asyncio.sleep(1)
+
+
+def operations() -> range:
+    """Of the disk, from the deletion on."""
+    with World(SimulatedDisk(), 1) as world:
+        world.call(delete_after_a_snapshot(world, []))
+        last = world.disk.operations
+    return range(last - 60, last)
+
+
+@pytest.mark.parametrize("power_goes", [False, True])
+def test_a_deletion_that_is_cut_off_has_happened_as_a_whole_or_not_at_all(power_goes):
+    seen = set()
+    for cut_after in operations():
+        disk, answered = SimulatedDisk(), list[str]()
+        disk.cut_after = cut_after
+        with World(disk, 1) as world:
+            world.run(delete_after_a_snapshot(world, answered))
+        disk = disk.after_power_cut(Random(cut_after)) if power_goes else disk.after_kill()
+
+        async def next_life(world: World, answered: list[str] = answered) -> str:
+            store = await open_store(world)
+            if "filled" in answered and "deleted" not in answered and "gone" in await store.topics():
+                assert await store.offsets(GONE) == (0, 3)
+                assert await store.committed_offset("group", GONE) == 2
+                return "kept"
+            if "filled" in answered:
+                await check_gone(store)
+                return "gone"
+            return "earlier"
+
+        with World(disk, 2) as world:
+            seen.add(world.call(next_life(world)))
+
+    assert {"kept", "gone"} <= seen
