@@ -76,6 +76,10 @@ class DeadLetters:
                 break
         return found
 
+    async def of_topic(self, group: str, topic: str) -> list[int]:
+        """The offsets of those that were first delivered from this topic."""
+        return [one.queue_offset async for one in self._messages(group, 0) if retry_message.origin_of(one).queue.topic == topic]
+
     async def find(self, group: str, message_id: str) -> StoredMessage | None:
         queue, gone = retry_message.dead_letter_queue(group), self._gone(group)
         if isinstance(self._store, KeyLookup):

@@ -54,6 +54,7 @@ class GroupLeases:
         self._put_off: set[tuple[int, int]] = set()  # lent for longer than the wheel knows: queue index, offset
         self._by_id: dict[QueueId, QueueLeases] = {}
         self._by_hash: dict[int, QueueLeases] = {}
+        self.forgotten: dict[QueueId, int] = {}  # of deleted topics: their places in `queues`, which others name
 
     # --------------------------------------------------------------------------------------------------------- queues
 
@@ -69,10 +70,22 @@ class GroupLeases:
         return self.add(queue, QueueSlots(position)) if known is None else known
 
     def add(self, queue: QueueId, slots: QueueSlots) -> QueueLeases:
-        added = QueueLeases(queue, len(self.queues), slots)
-        self.queues.append(added)
+        index = self.forgotten.pop(queue, len(self.queues))
+        added = QueueLeases(queue, index, slots)
+        self.queues[index : index + 1] = [added]
         self._by_id[queue] = self._by_hash[added.hash] = added
         return added
+
+    def queues_of(self, topic: str) -> list[QueueLeases]:
+        return [queue for queue in self._by_id.values() if queue.queue.topic == topic]
+
+    def forget(self, queue: QueueLeases) -> None:
+        """End the leases of a queue whose topic is deleted; where it exists again, the group begins anew in it."""
+        queue.restart(queue.slots.cursor)
+        self.skipped.pop(str(queue.queue), None)
+        self.damaged.pop(str(queue.queue), None)
+        self.forgotten[queue.queue] = queue.index
+        del self._by_id[queue.queue], self._by_hash[queue.hash]
 
     @property
     def is_anew(self) -> bool:

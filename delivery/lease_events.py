@@ -193,6 +193,18 @@ class Deleted(LeaseEvent, frozen=True, tag="deleted"):
     dead_letter_end: int
 
 
+class TopicDeleted(LeaseEvent, frozen=True, tag="topic_deleted"):
+    """A topic is deleted: the group's leases, positions and retries of it have ended, and these dead letters.
+
+    `generation`, `voided`: as for `Reset`. `dead_letters`: offsets in the dead-letter topic.
+    """
+
+    topic: str
+    generation: int
+    voided: list[Run] = []
+    dead_letters: list[int] = []
+
+
 class Redriven(LeaseEvent, frozen=True, tag="redriven"):
     """Dead letters that were sent to the group once more, in the same append. `offsets`: in the dead-letter topic."""
 
@@ -233,7 +245,7 @@ class TaskEnded(LeaseEvent, frozen=True, tag="task_ended"):
 
 AnyLeaseEvent = (
     Leased | Acked | Extended | Expired | Returned | Retried | DeadLettered | Discarded | Skipped | Damaged | Reset
-    | Deleted | Redriven | Purged | TaskBegun | TaskEnded
+    | Deleted | TopicDeleted | Redriven | Purged | TaskBegun | TaskEnded
 )  # fmt: skip
 
 _decoder: msgspec.json.Decoder[AnyLeaseEvent] = msgspec.json.Decoder(AnyLeaseEvent)

@@ -42,6 +42,8 @@ def apply(leases: GroupLeases, event: AnyLeaseEvent, now: Moment) -> None:
         _apply_extended(leases, event.messages, now)
     elif isinstance(event, events.Reset):
         apply_reset(leases, event)
+    elif isinstance(event, events.TopicDeleted):
+        _apply_topic_deleted(leases, event)
 
 
 def apply_leased(leases: GroupLeases, event: events.Leased, now: Moment) -> None:
@@ -71,6 +73,20 @@ def apply_reset(leases: GroupLeases, event: events.Reset) -> None:
             queue.settle(run.first, run.count)
     for position in event.positions:
         leases.open(position.queue_id, position.offset).restart(position.offset)
+
+
+def _apply_topic_deleted(leases: GroupLeases, event: events.TopicDeleted) -> None:
+    retries = leases.retries
+    retries.generation = max(retries.generation, event.generation)
+    retries.end([queue for queue in retries.waiting if queue.partition("/")[0] == event.topic], event.generation)
+    retries.end([event.topic], event.generation)
+    for run in event.voided:
+        if (queue := leases.find(run.queue_id)) is not None:
+            queue.settle(run.first, run.count)
+    for offset in event.dead_letters:
+        leases.dead_letters_gone.add(offset)
+    for queue in leases.queues_of(event.topic):
+        leases.forget(queue)
 
 
 def _apply_scan(leases: GroupLeases, scan: events.Scan, event: events.Leased) -> None:

@@ -25,6 +25,7 @@ class GroupDump(msgspec.Struct, frozen=True, kw_only=True):
     queues: list[tuple[QueueId, SlotsDump]]
     skipped: dict[str, int] = {}  # an earlier version kept none
     damaged: dict[str, int] = {}  # an earlier version kept none
+    forgotten: list[QueueId] = []  # of deleted topics
 
 
 class TableDump(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +58,7 @@ def dump_group(leases: GroupLeases) -> GroupDump:
         skipped=leases.skipped,
         damaged=leases.damaged,
         attempts=list(leases.attempts),
+        forgotten=list(leases.forgotten),
         queues=[(queue.queue, queue.slots.dump(untold.get(queue.index, {}))) for queue in leases.queues],
     )
 
@@ -76,4 +78,6 @@ def load_group(dump: GroupDump, *, now_ms: int, later_ms: int) -> GroupLeases:
         for slot in added.slots:
             if slot.state != State.OPEN:
                 leases.wheel.add(max(now_ms, slot.deadline_ms), added.index, slot.offset, 1)
+        if queue in dump.forgotten:
+            leases.forget(added)
     return leases

@@ -7,18 +7,22 @@ Elsewhere the offset is what was committed to the store.
 from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from delivery import retry_message
 from delivery.group_leases import GroupLeases
 from delivery.group_queues import GroupQueues
 from delivery.groups import GroupRules
 from delivery.journal import LeaseJournal
-from delivery.lease_events import Deleted, Position, Reset, Run
+from delivery.lease_events import Deleted, Position, Reset, Run, TopicDeleted
 from delivery.queue_leases import QueueLeases
 from delivery.receive import Receiving
 from delivery.slots import State
 from delivery.waiters import Waiters
 from storage.errors import CorruptRecord, OffsetBeyondEnd, OffsetExpired, UnknownTopic
 from storage.message import Durability, QueueId
+
+_LETTERS = 1_000  # dead letters that one event names
 
 
 class Move(NamedTuple):
@@ -143,6 +147,23 @@ class Positions:
             generation = self._journal.table.group(group).retries.generation + 1
             event = Deleted(group=group, generation=generation, retry_end=ends[0], dead_letter_end=ends[1])
             await self._journal.append([], [event], Durability.SYNCED)
+        self._waiters.wake_all(group)
+
+    async def end_topic(self, group: str, topic: str, dead_letters: Sequence[int]) -> None:
+        """Forget where the group is in a deleted topic; its leases, retries and these dead letters end. Durable on return."""
+        async with self._receiving.taking(group):
+            leases = self._journal.table.group(group)
+            queues = [one.queue for one in leases.queues_of(topic)]
+            begun = await self._retries_of(leases, queues) if queues else {}
+            if not (queues or dead_letters or any(queue.partition("/")[0] == topic for queue in leases.retries.waiting)):
+                return
+            pieces = [list(dead_letters[at : at + _LETTERS]) for at in range(0, len(dead_letters), _LETTERS)] or [[]]
+            generation = leases.retries.generation + 1
+            events = [TopicDeleted(group=group, topic=topic, generation=generation, dead_letters=piece) for piece in pieces]
+            voided = [run for runs in begun.values() for run in runs]
+            events[0] = msgspec.structs.replace(events[0], voided=voided)
+            for event in events:
+                await self._journal.append([], [event], Durability.SYNCED)
         self._waiters.wake_all(group)
 
     async def lag(self, group: str, rules: GroupRules) -> tuple[list[QueueLag], int]:

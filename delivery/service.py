@@ -120,6 +120,11 @@ class Delivery:
         """Its leases and retries end, its positions are forgotten. Durable on return."""
         await self._positions.delete(group)
 
+    async def end_topic(self, topic: str) -> None:
+        """End what the groups have of a deleted topic: positions, leases, retries, dead letters. Durable on return."""
+        for group in [leases.group for leases in self.table]:
+            await self._positions.end_topic(group, topic, await self.dead_letters.of_topic(group, topic))
+
     # --------------------------------------------------------------------------------------------------------- consume
 
     async def receive(self, group: str, rules: GroupRules, request: Request) -> list[HandedOut]:
