@@ -12,6 +12,7 @@ from app.registry.producer_groups import ProducerGroups
 from app.registry.topics import Topics
 from app.reports.service import AuditReports
 from app.sent_keys import SentKeys
+from app.topic_deletions import TopicDeletions
 from app.webhooks.check_test import CheckTester
 from app.webhooks.service import Webhooks
 from delivery.requests import Requests
@@ -34,6 +35,7 @@ class Services:
     default_durability: Durability  # what the store promises where nothing is asked for
     pressure: Callable[[], float]  # how full the queue of waiting writes is, 0 to 1
     topics: Topics
+    topic_deletions: TopicDeletions
     producer_groups: ProducerGroups
     consumer_groups: ConsumerGroups
     transactions: TransactionCoordinator

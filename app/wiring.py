@@ -33,6 +33,7 @@ from app.testing.clock import VirtualClock
 from app.testing.controls import Controls
 from app.testing.faults import SlowAnswers
 from app.testing.travel import TimeTravel
+from app.topic_deletions import TopicDeletions
 from app.webhooks.check_test import CheckTester
 from app.webhooks.service import Webhooks
 from delivery.requests import Requests
@@ -289,11 +290,23 @@ class Wiring:
         )
         await reports.open()
         stack.push_async_callback(reports.stop)
+        topic_deletions = TopicDeletions(
+            topics=topics,
+            store=store,
+            transactions=transactions,
+            schedules=schedules,
+            cron=cron,
+            consumer_groups=consumer_groups,
+            delivery=delivery,
+        )
+        await topic_deletions.finish_all()
+        stack.push_async_callback(topic_deletions.drain)
         self._services = Services(
             store=store,
             pressure=store.pressure,
             default_durability=(Durability.SYNCED if settings.local.flush is FlushPolicy.BEFORE_ACK else Durability.BUFFERED),
             topics=topics,
+            topic_deletions=topic_deletions,
             producer_groups=producer_groups,
             consumer_groups=consumer_groups,
             transactions=transactions,

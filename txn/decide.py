@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from storage.errors import OffsetExpired, TransactionExpired
+from storage.errors import OffsetExpired, TransactionExpired, UnknownTopic
 from storage.message import Message, StoredMessage
 from storage.store import find_message
 from storage.turns import Turns
@@ -40,7 +40,10 @@ class Decisions:
         messages = list(transaction.messages)
         for number, message in enumerate(messages):
             if message.final_offset is None and message.schedule_id is None:
-                final = await find_message(self._store, message.queue, message.final_from or 0, message.message_id)
+                try:
+                    final = await find_message(self._store, message.queue, message.final_from or 0, message.message_id)
+                except UnknownTopic:
+                    final = None  # it was deleted
                 final_offset = None if final is None else final.queue_offset
                 messages[number] = msgspec.structs.replace(message, final_offset=final_offset)
         transaction.set_messages(tuple(messages))

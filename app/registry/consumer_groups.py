@@ -86,11 +86,19 @@ class ConsumerGroups:
             if known is None:
                 return await self._insert(name, rules), True
             if known.rules != rules:
-                old = msgspec.to_builtins(known.rules)
-                known = await self._update(msgspec.structs.replace(known, rules=rules, revision=known.revision + 1))
-                changes = {field: (old[field], new) for field, new in msgspec.to_builtins(rules).items() if old[field] != new}
-                log.info("group_changed", group=name, revision=known.revision, changes=changes)
+                known = await self._change(known, rules)
             return known, False
+
+    def subscribed_to(self, topic: str) -> list[ConsumerGroup]:
+        """By name."""
+        return [group for group in self.all() if any(one.topic == topic for one in group.rules.subscriptions)]
+
+    async def unsubscribe(self, topic: str) -> None:
+        """End every subscription of a deleted topic."""
+        async with self._changing:
+            for group in self.subscribed_to(topic):
+                kept = tuple(one for one in group.rules.subscriptions if one.topic != topic)
+                await self._change(group, msgspec.structs.replace(group.rules, subscriptions=kept))
 
     async def create(self, name: str) -> ConsumerGroup:
         """As it is, where it exists. Raises as `put`."""
@@ -119,6 +127,13 @@ class ConsumerGroups:
         await self._database.run(lambda connection: connection.execute(insert(table).values(**row)))
         self._groups[name] = group
         return group
+
+    async def _change(self, group: ConsumerGroup, rules: GroupRules) -> ConsumerGroup:
+        old = msgspec.to_builtins(group.rules)
+        changed = await self._update(msgspec.structs.replace(group, rules=rules, revision=group.revision + 1))
+        changes = {field: (old[field], new) for field, new in msgspec.to_builtins(rules).items() if old[field] != new}
+        log.info("group_changed", group=group.name, revision=changed.revision, changes=changes)
+        return changed
 
     async def _update(self, group: ConsumerGroup) -> ConsumerGroup:
         row = _to_row(group)

@@ -1,6 +1,6 @@
 """The tables of the registry. alembic/versions says how they came to be; a test says that the two agree."""
 
-from sqlalchemy import JSON, BigInteger, Boolean, Column, Integer, MetaData, String, Table, Text
+from sqlalchemy import JSON, BigInteger, Boolean, Column, Integer, MetaData, String, Table, Text, false
 
 metadata = MetaData(
     naming_convention={"pk": "pk_%(table_name)s", "uq": "uq_%(table_name)s_%(column_0_name)s", "ix": "ix_%(column_0_label)s"}
@@ -21,6 +21,7 @@ topics = Table(
     Column("dedup_window_ms", BigInteger, nullable=False),
     Column("max_delay_ms", BigInteger, nullable=False),
     Column("schema", JSON(none_as_null=True)),  # {kind, mode, json}, where json is the text of the schema
+    Column("is_being_deleted", Boolean, nullable=False, server_default=false()),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("revision", Integer, nullable=False),
 )

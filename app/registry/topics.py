@@ -6,8 +6,9 @@ from typing import Literal
 
 import msgspec
 import structlog
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
+from app.problems import Refusal
 from app.registry.database import Database, rows
 from app.registry.payload_schema import PayloadSchema
 from app.registry.tables import topics as table
@@ -107,18 +108,20 @@ class Topics:
         self._creates_on_use = creates_on_use
         self._retention_ms = retention_ms
         self._topics: dict[str, Topic] = {}
+        self._deleting: dict[str, Topic] = {}
         self._creating = asyncio.Lock()
 
     async def open(self) -> None:
         """Load them, and take back those that the log has and the registry has not."""
         for values in await self._database.run(lambda connection: rows(connection, select(table))):
             created_at_ms, revision = values.pop("created_at_ms"), values.pop("revision")
+            topics = self._deleting if values.pop("is_being_deleted") else self._topics
             settings = msgspec.convert(values, TopicSettings)
-            self._topics[settings.topic] = Topic(settings, created_at_ms=created_at_ms, revision=revision)
+            topics[settings.topic] = Topic(settings, created_at_ms=created_at_ms, revision=revision)
             await self._store.create_topic(settings.topic, queue_count=settings.queues)
         stored: Mapping[str, int] = await self._store.topics() if isinstance(self._store, TopicListing) else {}
         for name, queue_count in stored.items():
-            if name not in self._topics and not names.is_reserved_name(name):
+            if name not in self._topics and name not in self._deleting and not names.is_reserved_name(name):
                 await self._add(self._new(TopicSettings(topic=name, queues=queue_count, retention_ms=self._retention_ms)))
                 log.warning("topic_taken_back", topic=name, queues=queue_count)
 
@@ -202,11 +205,36 @@ class Topics:
             topic.adopt(settings, revision=revision)
             return topic
 
+    def being_deleted(self) -> list[str]:
+        """By name: what was begun and has not ended."""
+        return sorted(self._deleting)
+
+    async def begin_deletion(self, name: str, check: Callable[[Topic], None]) -> None:
+        """Make the topic unknown, after a restart too. `check` may refuse by raising. Raises as `get`."""
+        async with self._creating:
+            topic = self.get(name)
+            check(topic)
+            self._deleting[name] = self._topics.pop(name)
+            note = update(table).where(table.c.topic == name).values(is_being_deleted=True)
+            try:
+                await self._database.run(lambda connection: connection.execute(note))
+            except Exception:
+                self._topics[name] = self._deleting.pop(name)
+                raise
+
+    async def end_deletion(self, name: str) -> None:
+        """Forget the topic; one of the name may be created from now on."""
+        async with self._creating:
+            await self._database.run(lambda connection: connection.execute(delete(table).where(table.c.topic == name)))
+            del self._deleting[name]
+
     def _new(self, settings: TopicSettings) -> Topic:
         return Topic(settings, created_at_ms=self._clock.wall_ms(), revision=1)
 
     async def _add(self, topic: Topic) -> Topic:
         settings = topic.settings
+        if topic.name in self._deleting:
+            raise Refusal("topic_in_use", f"topic {topic.name} is being deleted; DELETE it again to finish that")
 
         def save(connection: Connection) -> None:
             row = msgspec.to_builtins(settings)

@@ -7,6 +7,7 @@ from app.messages.endpoints import Topic as TopicPath
 from app.operations import IDEMPOTENCY_KEY, IF_MATCH, WRITING, OperationRoute, answer, operation
 from app.topics import handlers
 from app.topics.schemas import (
+    DeleteTopicQuery,
     OffsetQuery,
     PageQuery,
     QueueList,
@@ -17,6 +18,7 @@ from app.topics.schemas import (
     TopicInput,
     TopicPage,
     TopicStats,
+    TopicUse,
 )
 
 router = APIRouter(route_class=OperationRoute)
@@ -103,6 +105,26 @@ async def get_topic(topic: TopicPath, request: Request) -> Response:
 async def update_topic(topic: TopicPath, request: Request) -> Response:
     """Change a topic's settings; what is left out stays. With more queues an ordering key may come to another one."""
     return await answer(request, handlers.update, topic)
+
+
+@router.delete(
+    "/v1/topics/{topic}",
+    **operation(
+        "deleteTopic",
+        tag="topics",
+        query=DeleteTopicQuery,
+        answers={204: None, 200: TopicUse},
+        headers=[IF_MATCH],
+        problems=["topic_not_found", "reserved_topic", "topic_in_use", "revision_mismatch", *WRITING],
+    ),
+)
+async def delete_topic(topic: TopicPath, request: Request) -> Response:
+    """Delete a topic and its messages.
+
+    409 while groups, open transactions or schedules name it, unless `force=true`. A topic created under the name again goes on
+    at its queue offsets. With `dry_run=true` nothing changes, and 200 has the numbers.
+    """
+    return await answer(request, handlers.delete, topic)
 
 
 @router.get(

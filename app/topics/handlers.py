@@ -8,12 +8,13 @@ import msgspec
 from msgspec import UNSET
 
 from app import codec, pages
-from app.exchange import Call, Reply, reply
+from app.exchange import NO_CONTENT, Call, Reply, reply
 from app.problems import invalid_field
 from app.registry import topics as registry
 from app.sent_keys import KeyedRequest
 from app.services import Services
 from app.topics.schemas import (
+    DeleteTopicQuery,
     OffsetQuery,
     PageQuery,
     Queue,
@@ -26,6 +27,7 @@ from app.topics.schemas import (
     TopicPage,
     TopicSchema,
     TopicStats,
+    TopicUse,
 )
 from delivery.by_time import offset_by_time
 from storage.message import Appended, Message
@@ -89,6 +91,20 @@ async def update(services: Services, call: Call, topic_name: str) -> Reply:
 
     topic = await services.topics.change(topic_name, changed)
     return reply(200, _view(topic), {"ETag": f'"{topic.revision}"'})
+
+
+async def delete(services: Services, call: Call, topic_name: str) -> Reply:
+    query = call.parameters(DeleteTopicQuery)
+    if query.dry_run:
+        topic = services.topics.get(topic_name)
+        call.check_if_match(topic.revision)
+        use = await services.topic_deletions.use_of(topic)
+        return reply(200, TopicUse(**use._asdict()))
+    registry.check_name(topic_name)
+    await services.topic_deletions.delete(
+        topic_name, force=query.force, check=lambda topic: call.check_if_match(topic.revision)
+    )  # fmt: skip
+    return NO_CONTENT
 
 
 async def stats(services: Services, _: Call, topic_name: str) -> Reply:

@@ -125,6 +125,27 @@ class TopicStats(msgspec.Struct, kw_only=True):
     groups: Annotated[list[str], Meta(description="The consumer groups that read it.")]
 
 
+class DeleteTopicQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """How to delete a topic."""
+
+    dry_run: Annotated[bool, Meta(description="Change nothing, and answer what would be deleted.")] = False
+    force: Annotated[
+        bool,
+        Meta(description="Roll back the open transactions that name the topic, and end its subscriptions and schedules."),
+    ] = False
+
+
+class TopicUse(msgspec.Struct, kw_only=True):
+    """What a topic has, and the numbers of what names it."""
+
+    topic: str
+    queues: int
+    messages: Annotated[int, Meta(description="Number of readable messages.", extra_json_schema={"format": "int64"})]
+    groups: Annotated[int, Meta(description="Number of consumer groups that read it.")]
+    open_transactions: Annotated[int, Meta(description="Number of undecided transactions with messages to it.")]
+    schedules: Annotated[int, Meta(description="Number of its delayed messages that wait, and of its cron schedules.")]
+
+
 class Queue(msgspec.Struct, kw_only=True):
     """One queue of a topic and the offsets that can be read."""
 

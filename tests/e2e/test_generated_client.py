@@ -250,6 +250,8 @@ def make_topics(generated: Generated) -> None:
     assert generated.call("getTopic", made.topic, status=200) == made
     put = generated.call("putTopic", "put", body=generated.body("putTopic"), status=201)
     assert generated.call("putTopic", "put", body=generated.body("putTopic"), status=200) == put
+    assert generated.call("deleteTopic", "put", dry_run=True, status=200).queues == put.queues
+    generated.call("deleteTopic", "put", if_match='"1"', status=204)
     assert made in generated.call("listTopics", page_size=1_000, status=200).items
     assert isinstance(made.created_at, datetime.datetime)
     changed = generated.call("updateTopic", made.topic, body=generated.body("updateTopic"), if_match='"1"', status=200)

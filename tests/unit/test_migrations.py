@@ -37,6 +37,7 @@ ROWS: dict[Table, dict[str, object]] = {
         "max_message_bytes": 1 << 33,
         "dedup_window_ms": 86_400_000,
         "max_delay_ms": 0,
+        "is_being_deleted": False,
         "schema": {"kind": "json_schema", "mode": "off", "json": '{"type":"object"}'},
         "created_at_ms": 1_800_000_000_123,
         "revision": 7,

@@ -1,0 +1,23 @@
+"""deletion of topics
+
+Revision ID: 0009
+Revises: 0008
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0009"
+down_revision = "0008"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    with op.batch_alter_table("topics") as table:
+        table.add_column(sa.Column("is_being_deleted", sa.Boolean, nullable=False, server_default=sa.false()))
+
+
+def downgrade() -> None:
+    with op.batch_alter_table("topics") as table:
+        table.drop_column("is_being_deleted")
