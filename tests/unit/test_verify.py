@@ -147,6 +147,25 @@ def test_what_a_start_makes_again_may_be_missing(root, gone):
     assert verify(root) == []
 
 
+@pytest.mark.parametrize("is_created_again", [False, True])
+def test_a_store_of_which_a_topic_was_deleted_has_no_finding(root, is_created_again):
+    async def live() -> None:
+        store = await opened(root)
+        await store.delete_topic("orders")
+        if is_created_again:
+            await store.create_topic("orders", queue_count=1)
+            await store.append([message(b"new")] * 60)
+        await store.aclose()
+
+    asyncio.run(live())
+    for path in [] if is_created_again else (root / "consumequeue" / "orders" / "0").iterdir():
+        path.unlink()  # as a later run of retention does
+    if is_created_again:
+        queue_file(root).unlink()
+
+    assert verify(root) == []
+
+
 def test_a_store_that_was_killed_and_goes_on_without_its_last_snapshot_has_no_finding(root):
     """Queues and keys of the log's end that are in no file yet are a start's work."""
     (root / "abort").write_text("1")

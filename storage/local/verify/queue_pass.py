@@ -172,8 +172,10 @@ class QueuePass:
     def _judge(self, queue_id: QueueId, queue: _Queue | None, bounds: OffsetRange | None) -> list[Finding]:
         """`bounds`: by the newest snapshot now. What it counts must be in the files; what is newer may still be missing."""
         findings = []
-        required_end = 0 if bounds is None else bounds.end
+        first, required_end = bounds or (0, 0)
         for suspect in [] if queue is None else queue.suspects:
+            if suspect.end <= first:
+                continue  # of an earlier topic of the name, which was deleted
             finding = self._judge_suspect(queue_id, suspect, required_end)
             if finding is not None:
                 findings.append(finding)
