@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+RESERVED = 64  # beyond the limit, for probes and operators
 _ALWAYS = ("/livez", "/readyz", "/metrics")
 _OPERATORS = "/v1/admin/"
 IDLE_SECONDS = 1.0  # what has just been opened, or answered, is about to ask
@@ -22,7 +23,7 @@ class Connection(Protocol):
 class Connections:
     """Counts connections from `opened` to `lost`; each is idle unless `busy`."""
 
-    def __init__(self, limit: int, *, reserved: int, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limit: int, *, reserved: int = RESERVED, now: Callable[[], float] = time.monotonic) -> None:
         self.limit = limit
         self.reserved = reserved
         self._now = now

@@ -4,16 +4,14 @@ A server that accepts until `accept` fails has no descriptor left for the next f
 hard one before anything is opened, and every use of descriptors has a bound; where they do not fit, the start is refused.
 """
 
-import resource
 from dataclasses import replace
 from typing import NamedTuple
 
+from app.connections import RESERVED
 from app.settings import MOST_CONNECTIONS, PREFIX, ConfigurationError, Settings, waiting_below
 from app.webhooks.transport import MOST_CONNECTIONS as MOST_WEBHOOKS
 
-RESERVED_CONNECTIONS = 64  # beyond `max_connections`, for probes and operators
 _LEAST_CONNECTIONS = 64  # a service with fewer is of no use
-_ENDLESS = 1 << 20  # what a limit of infinity is taken for
 _MOST_QUEUE_FILES = 512
 
 
@@ -35,18 +33,6 @@ class Budget(NamedTuple):
         return ", ".join(f"{name} {count}" for name, count in self.needs.items())
 
 
-def raise_limit() -> tuple[int, int]:
-    """Raise the soft limit of open files to the hard one; (the soft limit before, the limit that is in force)."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _finite(hard)
-    if _finite(soft) < wanted:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        except (OSError, ValueError):  # a system that does not allow what it says
-            return _finite(soft), _finite(soft)
-    return _finite(soft), max(wanted, _finite(soft))
-
-
 def plan(settings: Settings, limit: int) -> Budget:
     """What the service needs beside its connections. Pure."""
     local = settings.local
@@ -62,7 +48,7 @@ def plan(settings: Settings, limit: int) -> Budget:
             "registry": 8,
             "webhooks": settings.webhook.max_connections or min(MOST_WEBHOOKS, limit // 16),
             "reports": 16,
-            "probes and operators": RESERVED_CONNECTIONS,
+            "probes and operators": RESERVED,
             "margin": 64,
         },
     )
@@ -92,7 +78,3 @@ def fit(settings: Settings, limit: int) -> Settings:
             "webhook": replace(settings.webhook, max_connections=budget.needs["webhooks"]),
         }
     )
-
-
-def _finite(limit: int) -> int:
-    return _ENDLESS if limit == resource.RLIM_INFINITY else limit

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from app.connections import Connections
 from app.exchange import Call, ClientGone
 from app.observability import Metrics
 from app.registry.consumer_groups import ConsumerGroups
@@ -54,6 +55,7 @@ class Services:
     loops: Loops
     settings_in_force: Mapping[str, str]  # by their variables, without secrets
     has_keys: bool  # only who has an API key gets in
+    connections: Connections
     max_waiting: int
     max_line_bytes: int  # of a stream
     waiting: int = 0

@@ -12,8 +12,10 @@ import structlog
 from sqlalchemy.exc import DatabaseError
 
 from app import exit_codes
+from app.connections import Connections
 from app.loops import ACTING, add_loops, keep_tables
 from app.observability import Metrics
+from app.open_files import count_open, open_limit
 from app.problems import Refusal
 from app.registry import known_registry
 from app.registry.audit_reports import AuditReportRows
@@ -96,6 +98,7 @@ class Wiring:
         self._metrics = metrics
         self._controls = controls
         self._clock = clock or (SystemClock() if controls is None else controls.clock)
+        self.connections = Connections(settings.http.connection_limit)
         self._stack = AsyncExitStack()
         self._opening: asyncio.Task[None] | None = None
         self._services: Services | None = None
@@ -325,6 +328,7 @@ class Wiring:
             loops=self._loops,
             settings_in_force=in_force(settings),
             has_keys=bool(settings.api_keys),
+            connections=self.connections,
             max_waiting=settings.http.waiting_limit,
             max_line_bytes=settings.http.max_body_bytes,
         )
@@ -383,12 +387,19 @@ class Wiring:
         self.on_fatal()
 
     def _gauges(self) -> Iterator[tuple[str, str, float]]:
+        open_files = count_open()
+        if open_files is not None:
+            yield "escrowmq_open_files", "Files and sockets that the process has open", open_files
+        yield "escrowmq_open_files_limit", "Files and sockets that it may have open", open_limit()
+        yield "escrowmq_connections_open", "Connections of clients, those of probes among them", len(self.connections)
+        yield "escrowmq_connections_limit", "Connections that may ask for anything", self.connections.limit
         if self._store is None or self._services is None:
             return
         status = self._store.status()
         yield "escrowmq_log_written_offset", "End of the log", status.written_end
         yield "escrowmq_log_synced_offset", "The log is on disk up to here", status.durable_end
         yield "escrowmq_log_visible_offset", "Consumers see the log up to here", status.visible_end
+        yield "escrowmq_log_mapped_bytes", "Bytes of log that are mapped into memory", status.mapped_bytes
         usage = self._store.disk_usage()
         yield "escrowmq_log_first_offset", "Where the log begins: what lies before has expired", status.first_offset
         yield "escrowmq_disk_used_ratio", "Share of the disk that is used", usage.used_ratio

@@ -18,6 +18,7 @@ from app.connections import Connections
 from app.guard import guarded
 from app.main import create_app
 from app.observability import configure_logging
+from app.open_files import raise_limit
 from app.settings import ConfigurationError, Settings
 from app.wiring import Wiring
 from storage.local.options import FlushPolicy
@@ -68,7 +69,7 @@ def run(settings: Settings) -> int:
     os.umask(0o077)
     readable = settings.log_format == "console" or (settings.dev and not settings.log_format)
     configure_logging(level=settings.log_level, readable=readable)
-    soft, limit = file_budget.raise_limit()
+    soft, limit = raise_limit()
     try:
         settings = file_budget.fit(settings, limit)
     except ConfigurationError as error:
@@ -88,9 +89,9 @@ def run(settings: Settings) -> int:
         max_waiting=settings.http.max_waiting,
         **{name.replace(" ", "_"): count for name, count in file_budget.plan(settings, limit).needs.items()},
     )
-    connections = Connections(settings.http.max_connections, reserved=file_budget.RESERVED_CONNECTIONS)
     app = create_app(settings)
     wiring: Wiring = app.state.wiring
+    connections = wiring.connections
     config = uvicorn.Config(
         app,
         http=guarded(settings.http, connections=connections, can_cut=settings.testing.enabled),

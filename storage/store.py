@@ -241,6 +241,7 @@ class StoreStatus(NamedTuple):
     last_flush_ms: int
     syncs: SyncStatistics
     segments: int
+    mapped_bytes: int  # of log, in memory
     derived_at_ms: int | None  # when what is derived was last begun to be written
     derive_lag_ms: int
     derive_error: str | None  # why the last time failed, if it did

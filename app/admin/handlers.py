@@ -6,9 +6,10 @@ from importlib.metadata import version
 
 from msgspec import UNSET
 
-from app import codec
+from app import codec, open_files
 from app.admin.schemas import (
     Config,
+    Descriptors,
     Disk,
     DurabilityQuery,
     Flushed,
@@ -50,6 +51,9 @@ async def get_store(services: Services, _: Call) -> Reply:
                 visible_offset=status.visible_end,
                 segments=status.segments,
             ),
+            mapped_bytes=status.mapped_bytes,
+            files=Descriptors(open=open_files.count_open() or 0, limit=open_files.open_limit()),
+            connections=Descriptors(open=len(services.connections), limit=services.connections.limit),
             dispatch_lag_bytes=max(0, status.durable_end - status.visible_end),
             replay_bytes=status.replay_backlog_bytes,
             queued_bytes=status.queued_bytes,

@@ -55,10 +55,20 @@ class Log(msgspec.Struct, kw_only=True):
     segments: Annotated[int, Meta(description="Files.")]
 
 
+class Descriptors(msgspec.Struct, kw_only=True):
+    """Descriptors in use, and how many there may be."""
+
+    open: int
+    limit: int
+
+
 class Store(msgspec.Struct, kw_only=True):
     """How the store is, in numbers."""
 
     log: Log
+    mapped_bytes: Annotated[int, Meta(description="Number of bytes of log that are mapped into memory.")]
+    files: Annotated[Descriptors, Meta(description="Files and sockets of the process.")]
+    connections: Annotated[Descriptors, Meta(description="Connections of clients.")]
     dispatch_lag_bytes: Annotated[int, Meta(description="Of log that is on disk, and in no consume queue yet.")]
     replay_bytes: Annotated[int, Meta(description="Of log that a start would have to replay.")]
     queued_bytes: Annotated[int, Meta(description="That wait to be written or synced.")]

@@ -516,15 +516,12 @@ class LocalMessageStore:
             last_flush_ms=self._flusher.last_flush_ms,
             syncs=self._flusher.times.statistics(),
             segments=len(list(self._log.segments)),
+            mapped_bytes=self._log.segments.mapped_bytes,
             derived_at_ms=self._deriver.last_round_ms,
             derive_lag_ms=self._deriver.lag_ms(),
             derive_error=self._deriver.last_error,
             rebuilt_entries=self._files.queue_check.rebuilt_entries,
         )
-
-    def mapped_bytes(self) -> int:
-        """Bytes of log that are mapped into memory."""
-        return self._files.segments.mapped_bytes
 
     def pressure(self) -> float:
         """Status."""

@@ -42,6 +42,9 @@ def test_more_silent_connections_than_there_are_files_end_nothing_and_keep_nobod
         with connected(server, SILENT):
             for path in FREE:
                 assert httpx.get(server.url + path, timeout=60).status_code == 200
+            store = httpx.get(f"{server.url}/v1/admin/store", timeout=60).json()
+            assert SILENT // 4 < store["connections"]["open"] <= store["connections"]["limit"] + 64
+            assert store["connections"]["open"] < store["files"]["open"] < store["files"]["limit"] == 1_024
             sent = httpx.post(f"{server.url}/v1/topics/new/messages", json={"payload": "x"}, timeout=60)
             assert sent.status_code in (201, 503), sent.text
 

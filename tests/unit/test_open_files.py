@@ -92,7 +92,7 @@ def test_open_files_and_mapped_bytes_do_not_grow_with_the_log():
         await asyncio.sleep(2)
 
         assert world.disk.open_files <= open_before + 2  # where in its segment the writer is makes that much of a difference
-        assert store.mapped_bytes() <= OPTIONS.most_held_segments * SEGMENT_BYTES
+        assert store.status().mapped_bytes <= OPTIONS.most_held_segments * SEGMENT_BYTES
         await store.aclose()
 
         again = await world.open_store(OPTIONS)
