@@ -46,7 +46,15 @@ from scheduler.loops import Loops
 from scheduler.schedule_service import ScheduleService
 from scheduler.scheduled_message import put_off
 from storage.clock import Clock, SystemClock
-from storage.errors import DirectoryInUse, RegistryUnavailable, StorageError, StorageFull, StoreClosed, StoreRecovering
+from storage.errors import (
+    CorruptRecord,
+    DirectoryInUse,
+    RegistryUnavailable,
+    StorageError,
+    StorageFull,
+    StoreClosed,
+    StoreRecovering,
+)
 from storage.files.vfs import OsVfs, is_out_of_files
 from storage.identifiers import Identifiers, SystemRandom
 from storage.local.local_store import LocalMessageStore
@@ -383,8 +391,19 @@ class Wiring:
     def _fail(self, exit_code: int, error: Exception) -> None:
         self.phase = Phase.FAILED
         self.exit_code = self.exit_code or exit_code
-        log.critical("service_failed", exit_code=exit_code, error=str(error))
+        helps = {"repair": self._repair_of(error)} if exit_code == exit_codes.DATA_DAMAGED else {}
+        log.critical("service_failed", exit_code=exit_code, error=str(error), **helps)
         self.on_fatal()
+
+    def _repair_of(self, error: Exception) -> str:
+        """The command that helps a start that is refused because of this damage."""
+        if isinstance(error, DatabaseError):
+            return "restore the registry from a copy"
+        command = f"escrowmq store repair {self.settings.store_dir.resolve()}"
+        option = getattr(error, "repair", "")
+        if not option and isinstance(error, CorruptRecord):
+            option = f"--blank-unit {error.physical_offset}"  # met when a table was read from the log
+        return f"{command} {option}".strip()
 
     def _gauges(self) -> Iterator[tuple[str, str, float]]:
         open_files = count_open()

@@ -48,6 +48,72 @@ def verify(
     raise typer.Exit(Exit.FINDINGS if report["findings"] else Exit.CLEAN)
 
 
+@app.command()
+def repair(
+    directory: Directory,
+    cut_log_at: Annotated[
+        int | None, typer.Option(help="Accept that the log ends at this log offset.", metavar="OFFSET", min=0)
+    ] = None,
+    blank_unit: Annotated[
+        int | None,
+        typer.Option(help="Leave out the unit or record that is damaged at this log offset.", metavar="OFFSET", min=0),
+    ] = None,
+    accept_beginning: Annotated[
+        bool, typer.Option("--accept-beginning", help="Accept that the log begins where its first segment does.")
+    ] = False,
+    rebuild_derived: Annotated[
+        bool,
+        typer.Option("--rebuild-derived", help="Move queues, index, snapshots and timers aside: a start makes them again."),
+    ] = False,
+    set_aside: Annotated[
+        str | None, typer.Option(help="Move a file that is no segment out of commitlog/.", metavar="NAME")
+    ] = None,
+    fit_segment: Annotated[
+        str | None, typer.Option(help="Give a segment its full length again; what it lacks are zeros.", metavar="NAME")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no summary.")] = False,
+) -> None:
+    """Repair one thing of a stopped store. Without an option: list what is to be repaired, and change nothing.
+
+    What is changed is copied into repair-<time>/ beside commitlog/ before.
+
+    Exit status: 0 nothing to repair, or repaired; 1 something is to be repaired; 2 wrong usage; 3 it could not be carried out;
+    73 a process owns the store.
+    """
+    given = {
+        "cut_log_at": cut_log_at,
+        "blank_unit": blank_unit,
+        "accept_beginning": accept_beginning or None,
+        "rebuild_derived": rebuild_derived or None,
+        "set_aside": set_aside,
+        "fit_segment": fit_segment,
+    }
+    wanted = [(name, value) for name, value in given.items() if value is not None]
+    if len(wanted) > 1:
+        raise typer.BadParameter("one repair at a time")
+    check_file(None if json_file is None else str(json_file), "--json")
+    root = store_folder(directory)
+    from app import exit_codes
+    from cli import store_repair
+    from storage.errors import DirectoryInUse, MessagingError
+    from storage.local.repair import RepairRefused
+
+    try:
+        report = store_repair.carry_out(root, *(wanted[0] if wanted else (None, None)), shows=not quiet)
+        if json_file is not None:
+            json_file.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        if not quiet:
+            store_repair.show(report, sys.stdout)
+    except DirectoryInUse as error:
+        say(f"Stop the service first: {error}")
+        raise typer.Exit(exit_codes.DIRECTORY_IN_USE) from None
+    except (OSError, MessagingError, RepairRefused) as error:
+        say(f"The store could not be repaired: {in_short(error)}")
+        raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
+    raise typer.Exit(Exit.FINDINGS if report.get("findings") else Exit.CLEAN)
+
+
 def store_folder(directory: Path) -> Path:
     """The folder that holds commitlog/. Raises typer.BadParameter where there is none."""
     for folder in (directory, directory / "store"):

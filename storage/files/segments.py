@@ -244,9 +244,13 @@ class Segments:
             base_offset = names.base_offset(name)
             path = self._directory / name
             if base_offset is None or base_offset % self._segment_bytes:
-                raise UnknownFormat(path, found="this name", expected=f"20 digits, a multiple of {self._segment_bytes}")
+                digits = f"20 digits, a multiple of {self._segment_bytes}"
+                raise UnknownFormat(path, found="this name", expected=digits, repair=f"--set-aside {name}")
             if expected is not None and base_offset != expected:
-                raise UnknownFormat(path, found="a gap before this segment", expected=names.file_name(expected))
+                missing = names.file_name(expected)
+                raise UnknownFormat(
+                    path, found="a gap before this segment", expected=missing, repair=f"--blank-unit {expected}"
+                )
             self._open(base_offset)
             expected = base_offset + self._segment_bytes
 
@@ -255,7 +259,8 @@ class Segments:
         with self._handles.use(path) as file:
             length = file.size()
         if length != self._segment_bytes:
-            raise UnknownFormat(path, found=f"{length} bytes", expected=f"{self._segment_bytes} (setting segment_bytes)")
+            expected = f"{self._segment_bytes} (setting segment_bytes)"
+            raise UnknownFormat(path, found=f"{length} bytes", expected=expected, repair=f"--fit-segment {path.name}")
         segment = Segment(self._handles, path, base_offset, length)
         self._segments = (*self._segments, segment)
         return segment

@@ -16,6 +16,7 @@ SCHEDULE_MARK_TOPIC = "rmq_sys_escrowmq_schedules"
 CRON_TOPIC = "rmq_sys_escrowmq_cron"
 LEASE_TOPIC = "rmq_sys_escrowmq_leases"
 QUEUE_END_TOPIC = "rmq_sys_escrowmq_queue_ends"
+LOST_TOPIC = "rmq_sys_escrowmq_lost"
 REQUEST_TOPIC = "rmq_sys_escrowmq_requests"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
 ASKING_GROUP = "CID_RMQ_SYS_TRANS"  # in whose name a broker notes how far it has asked about half messages

@@ -11,6 +11,7 @@ from storage.errors import CorruptRecord
 from storage.files.segments import Segments
 from storage.formats import record as records
 from storage.formats import scan, unit
+from storage.formats.names import LOST_TOPIC
 from storage.formats.queue_entry import QueueEntry
 from storage.formats.record import DamagedRecord, Record
 from storage.local.ranges import Ranges
@@ -109,6 +110,8 @@ class CommitLog:
             raise self.corrupt(offset, str(damage)) from None
         if record.physical_offset != offset or records.start(raw, at)[0] != length:
             raise self.corrupt(offset, f"the record says it lies at {record.physical_offset}")
+        if record.topic == LOST_TOPIC:
+            raise self.corrupt(offset, "the message was damaged, and a repair left it out")
         return record
 
     def _verify(self, record: Record, offset: int) -> None:

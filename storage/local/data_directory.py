@@ -24,9 +24,12 @@ from storage.files.vfs import Lock, Vfs, is_disk_full
 
 
 class DataDirectory:
-    """Owns the directory from construction to `close`. Raises DirectoryInUse."""
+    """Owns the directory from construction to `close`. Raises DirectoryInUse.
 
-    def __init__(self, vfs: Vfs, root: PurePath) -> None:
+    `is_made`: make what is missing of its layout, and empty `making/`; else nothing is changed.
+    """
+
+    def __init__(self, vfs: Vfs, root: PurePath, *, is_made: bool = True) -> None:
         self.vfs = vfs
         self.root = root
         self.commit_log = root / "commitlog"
@@ -38,11 +41,14 @@ class DataDirectory:
         self.making = root / "making"
         self.checkpoint = root / "checkpoint"
         self._abort_mark = root / "abort"
-        vfs.make_directory(root)
+        if is_made:
+            vfs.make_directory(root)
         self._locks: list[Lock] = [self._lock(root)]
         try:
-            self._make_layout()
-            self._locks.append(self._lock(root / "lock"))
+            if is_made:
+                self._make_layout()
+            if vfs.exists(root / "lock"):
+                self._locks.append(self._lock(root / "lock"))
         except BaseException:
             self.close()
             raise

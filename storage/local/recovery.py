@@ -20,6 +20,7 @@ from storage.files.segments import Segment, Segments
 from storage.files.vfs import is_disk_full
 from storage.formats import record as records
 from storage.formats import scan, unit
+from storage.formats.checkpoint import Fields
 from storage.local.checkpoint_file import CheckpointFile
 from storage.local.consume_queue import ConsumeQueues, QueueFiles
 from storage.local.data_directory import DataDirectory
@@ -192,7 +193,7 @@ def _check_beginning(
     slot, first_offset = checkpoint.slot, segments.first_offset
     if slot is None:
         # A broker's store, or one whose checkpoint is lost. It may begin anywhere, but it must begin.
-        if not segments.end_offset and (known := _known_of_a_log(directory, checkpoint, snapshots)):
+        if not segments.end_offset and (known := known_of_a_log(directory, checkpoint.fields, snapshots)):
             raise CorruptRecord(directory.commit_log, 0, f"the log is empty, but {known}", repair="--accept-beginning")
         return
     if slot.first_offset is not None:
@@ -205,22 +206,22 @@ def _check_beginning(
         )
 
 
-def _known_of_a_log(directory: DataDirectory, checkpoint: CheckpointFile, snapshots: SnapshotFiles) -> str:
+def known_of_a_log(directory: DataDirectory, fields: Fields, snapshots: SnapshotFiles) -> str:
     """What shows that there was a log here once; empty where nothing does."""
-    if checkpoint.fields.physic_ms:
+    if fields.physic_ms:
         return "the checkpoint names a time up to which it was on disk"
     vfs = directory.vfs
-    for topic in vfs.list_directory(directory.consume_queues):
+    for topic in vfs.list_directory(directory.consume_queues) if vfs.exists(directory.consume_queues) else ():
         for number in vfs.list_directory(directory.consume_queues / topic):
             if vfs.list_directory(directory.consume_queues / topic / number):
                 return f"there are files of queue {number} of topic {topic}"
     kept = snapshots.load(QUEUES_SNAPSHOT)
-    if kept is not None and (snapshot := _decoded(kept)) is not None and snapshot.log_offset:
+    if kept is not None and (snapshot := decode_queues(kept)) is not None and snapshot.log_offset:
         return f"a snapshot reflects it up to {snapshot.log_offset}"
     return ""
 
 
-def _decoded(kept: Snapshot) -> QueuesSnapshot | None:
+def decode_queues(kept: Snapshot) -> QueuesSnapshot | None:
     try:
         return _snapshot_decoder.decode(kept.data)
     except msgspec.DecodeError:
@@ -237,7 +238,7 @@ def _load_queues(
     kept = snapshots.load(QUEUES_SNAPSHOT)
     if kept is None:
         return None
-    snapshot = _decoded(kept)
+    snapshot = decode_queues(kept)
     if snapshot is None or snapshot.log_offset < log_begin:
         return None
     if snapshot.index is None or not key_index.bears_out(snapshot.index):

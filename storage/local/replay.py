@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 from storage.errors import CorruptRecord
-from storage.formats import properties, queue_entry
+from storage.formats import lost_note, names, properties, queue_entry
 from storage.formats import record as records
 from storage.formats.delay_levels import DELAY_LEVEL, SCHEDULE_TOPIC, deliver_at_ms
 from storage.formats.scan import Scan
@@ -14,6 +14,7 @@ from storage.message import QueueId, TransactionBits
 QUEUED = (TransactionBits.NONE, TransactionBits.COMMIT)
 _TAG_ITEM = b"\x02TAGS\x01"
 _QUEUE_END_TOPIC = queue_ends.QUEUE.topic.encode("ascii")
+LOST_TOPIC = names.LOST_TOPIC.encode("ascii")
 _SCHEDULE_TOPIC = SCHEDULE_TOPIC.encode("ascii")
 _MOST_IN_MEMORY = 1_000_000  # entries; about 100 MB
 
@@ -38,6 +39,8 @@ class Replay:
             if stored_at_ms > self.last_stored_at_ms:
                 self.last_stored_at_ms = stored_at_ms
             if sys_flag & records.TRANSACTION_MASK not in QUEUED:
+                if topic == LOST_TOPIC:
+                    self._note_lost(offset, window[offset - window_offset : offset - window_offset + length])
                 continue
             if topic == _QUEUE_END_TOPIC:
                 self._note_ends(records.decode(window[offset - window_offset : offset - window_offset + length]))
@@ -46,7 +49,8 @@ class Replay:
                 queue = self._queues.found(QueueId(topic.decode("utf-8"), queue_number), queue_offset)
                 self._found[topic, queue_number] = queue
             if not queue.replay(queue_offset, queue_entry.encode(offset, length, tags_code(topic, own, stored_at_ms))):
-                raise CorruptRecord(None, offset, f"it is number {queue_offset} of {queue.id}, the next is {queue.next_offset}")
+                reason = f"it is number {queue_offset} of {queue.id}, the next is {queue.next_offset}"
+                raise CorruptRecord(None, offset, reason, repair="--rebuild-derived")
         self.record_count += len(scan.record_offsets)
         self._in_memory += len(scan.record_offsets)
         if self._in_memory >= _MOST_IN_MEMORY:
@@ -67,6 +71,15 @@ class Replay:
                 self._queues.note_deleted(queue, end)
             else:
                 self._queues.found(queue, end)
+
+    def _note_lost(self, offset: int, raw: bytes) -> None:
+        """The messages that a repair took out of the log keep their queue offsets; what is left of them is the note."""
+        for queue_id, (first, end) in lost_note.read(records.decode(raw).body):
+            queue = self._queues.found(queue_id, first)
+            self._found[queue_id.topic.encode("utf-8"), queue_id.number] = queue
+            entry = queue_entry.encode(offset, len(raw), 0)
+            for queue_offset in range(max(first, queue.next_offset), end):
+                queue.replay(queue_offset, entry)
 
     def _write_queues(self) -> None:
         """The records are durable, or the log would not be walked: so may their entries be."""

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+import cli.main
 from tests.support.http import assert_problem, ok, until
 from tests.support.server import Server
 
@@ -33,6 +35,12 @@ def outcome(server: Server) -> tuple[int, str]:
     """Of a process that ends by itself: its exit status and what it wrote."""
     server.start(until_ready=False)
     return server.wait(), server.log()
+
+
+def escrowmq(*arguments: str) -> tuple[int, str]:
+    """A run of the command in this process: its exit status and what it wrote."""
+    done = CliRunner().invoke(cli.main.app, arguments)
+    return done.exit_code, done.output
 
 
 def last_line(log: str) -> str:
@@ -220,6 +228,40 @@ def test_a_damaged_store_is_65_with_the_place_in_the_log(tmp_path):
     assert str(segment) in log
     assert re.search(r"log offset \d+", log)
     assert "Traceback" not in log
+    command = re.search(r"escrowmq (store repair \S+ --blank-unit \d+)", log)
+    assert command is not None, log
+
+    status, listed = escrowmq("store", "repair", str(tmp_path / "data"))
+    assert (status, command.group(1) in listed) == (1, True), listed
+    status, done = escrowmq(*command.group(1).split())
+    assert (status, "lost: orders, queue 0, offsets 20 to 20" in done) == (0, True), done
+    with Server(tmp_path / "data") as server, server.client() as api:
+        assert escrowmq("store", "repair", str(tmp_path / "data"))[0] == 73
+        page = ok(api.get("/v1/topics/orders/queues/0/messages", params={"offset": 21}))
+        assert [message["payload"][0] for message in page["messages"]] == ["z"]
+        assert_problem(api.get("/v1/topics/orders/queues/0/messages", params={"offset": 20}), 500, "record_corrupt")
+        assert len(ok(api.get("/v1/topics/orders/queues/0/messages", params={"max_messages": 20}))["messages"]) == 20
+        assert server.terminate() == 0
+    status, verified = escrowmq("store", "verify", str(tmp_path / "data"))
+    assert (status, "no findings" in verified) == (0, True), verified
+
+
+def test_a_log_without_its_first_segment_is_65_until_a_repair_accepts_it_and_no_offset_is_used_again(tmp_path):
+    with Server(tmp_path / "data") as server, server.client() as api:
+        for number in range(3):
+            ok(api.post("/v1/topics/orders/messages", json={"payload": f"{number}", "queue_id": 0}), 201)
+        assert server.terminate() == 0
+        (tmp_path / "data" / "store" / "commitlog" / f"{0:020d}").unlink()
+
+        status, log = outcome(server)
+
+    assert status == 65, log
+    assert "--accept-beginning" in log
+    status, done = escrowmq("store", "repair", str(tmp_path / "data"), "--accept-beginning")
+    assert (status, "lost: orders, queue 0, offsets 0 to 2" in done) == (0, True), done
+    with Server(tmp_path / "data") as server, server.client() as api:
+        receipt = ok(api.post("/v1/topics/orders/messages", json={"payload": "next", "queue_id": 0}), 201)
+        assert receipt["queue_offset"] == 3
 
 
 def test_a_registry_that_is_no_database_is_65(tmp_path):

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from storage.files.handles import Handles
-from storage.formats import names, queue_entry
+from storage.formats import lost_note, names, queue_entry
 from storage.formats import record as records
 from storage.formats.queue_entry import ENTRY_BYTES
-from storage.local.replay import QUEUED, tags_code
+from storage.local.replay import LOST_TOPIC, QUEUED, tags_code
 from storage.local.verify import scope as scopes
 from storage.local.verify.log_pass import Piece
 from storage.local.verify.scope import CONSUME_QUEUES, Scope
@@ -80,6 +80,8 @@ class QueuePass:
         for offset, length in zip(piece.scan.record_offsets.tolist(), piece.scan.record_bytes.tolist(), strict=True):
             topic, number, queue_offset, sys_flag, stored_at_ms, own = records.skim(window, offset - window_offset, length)
             if sys_flag & records.TRANSACTION_MASK not in QUEUED:
+                if topic == LOST_TOPIC:
+                    self._note_lost(offset, window[offset - window_offset : offset - window_offset + length])
                 continue
             queue = queues.get((topic, number))
             if queue is None:
@@ -95,6 +97,16 @@ class QueuePass:
         self._pending += len(piece.scan.record_offsets)
         if self._pending >= _MOST_PENDING:
             yield from self._compare_all()
+
+    def _note_lost(self, offset: int, raw: bytes) -> None:
+        """What a repair took out of the log keeps its entries, which point to the note of the repair."""
+        entry = queue_entry.encode(offset, len(raw), 0)
+        for queue_id, (first, end) in lost_note.read(records.decode(raw).body):
+            key = (queue_id.topic.encode("utf-8"), queue_id.number)
+            queue = self._queues.setdefault(key, _Queue(queue_id, first))
+            if first <= queue.next < end:
+                queue.pending += [entry] * (end - queue.next)
+                queue.next = end
 
     def finish(self) -> Iterator[tuple[str, list[Finding]]]:
         """The names of files that were read, and what was found."""

@@ -1,0 +1,364 @@
+"""Named repairs: each damage that a start refuses has one, nothing but the damaged is lost, and no offset is used again."""
+
+import asyncio
+from collections.abc import Callable
+from copy import deepcopy
+from random import Random
+from typing import NamedTuple
+
+import pytest
+
+from storage.errors import CorruptRecord, OffsetExpired, UnknownFormat, UnknownQueue, UnknownTopic
+from storage.files.simulated import PowerCut, SimulatedDisk
+from storage.formats import checkpoint, lost_note
+from storage.formats import record as records
+from storage.formats.names import file_name
+from storage.local.local_store import LocalMessageStore
+from storage.local.options import LocalStoreOptions
+from storage.local.repair import Done, Finding, Repair, RepairRefused
+from storage.message import OffsetRange, QueueId
+from tests.support.builders import message
+from tests.support.simulation import ROOT, World
+
+ORDERS, RARE, EMAILS = QueueId("orders", 0), QueueId("rare", 0), QueueId("emails", 1)
+QUEUES = (ORDERS, RARE, EMAILS)
+SEGMENT_BYTES = 16_384
+OPTIONS = LocalStoreOptions(
+    segment_bytes=SEGMENT_BYTES, prepare_ahead_bytes=4_096, queue_file_entries=16, index_slots=64, index_file_entries=200
+)
+NOW_MS = 1_900_000_000_000
+LOG = ROOT / "commitlog"
+
+
+class Stored(NamedTuple):
+    queue: QueueId
+    queue_offset: int
+    log_offset: int
+    message_id: str
+
+
+class Written(NamedTuple):
+    disk: SimulatedDisk
+    stored: list[Stored]
+
+    @property
+    def ends(self) -> dict[QueueId, int]:
+        return {queue: 1 + max(one.queue_offset for one in self.stored if one.queue == queue) for queue in QUEUES}
+
+
+@pytest.fixture(scope="module")
+def written() -> Written:
+    """Three segments: units of one message and of three, and one queue of which all is in the first segment."""
+    stored: list[Stored] = []
+
+    async def write(world: World) -> None:
+        store = await world.open_store(OPTIONS)
+        await store.create_topic("emails", queue_count=2)
+        for topic in ("orders", "rare"):
+            await store.create_topic(topic, queue_count=1)
+        number = 0
+        while store.status().written_end < 2 * SEGMENT_BYTES + 3_000:
+            queues = [RARE] if number == 3 else [ORDERS, EMAILS, ORDERS] if number % 3 == 0 else [ORDERS]
+            given = [message(b"x" * 600, queue=queue, message_id=f"m{number}-{at}") for at, queue in enumerate(queues)]
+            for one, place in zip(given, await store.append(given), strict=True):
+                assert place.log_offset is not None
+                stored.append(Stored(place.queue, place.queue_offset, place.log_offset, one.message_id))
+            number += 1
+            await asyncio.sleep(0.3)
+        await store.aclose()
+
+    with World(SimulatedDisk(), 1) as world:
+        world.call(write(world))
+    return Written(world.disk.after_kill(), stored)
+
+
+def flip(disk: SimulatedDisk, log_offset: int, length: int = 1) -> None:
+    base = log_offset - log_offset % SEGMENT_BYTES
+    file = disk.open(LOG / file_name(base))
+    file.write(log_offset - base, bytes(byte ^ 0xFF for byte in file.read(log_offset - base, length)))
+    file.sync()
+
+
+def lose_derived(disk: SimulatedDisk, *, queue_files: bool = False) -> None:
+    folders = ["snapshots", "index", "timers"]
+    if queue_files:
+        folders += [f"consumequeue/{queue.topic}/{queue.number}" for queue in QUEUES]
+    for folder in folders:
+        for name in disk.list_directory(ROOT / folder):
+            disk.remove(ROOT / folder / name)
+
+
+def refused(disk: SimulatedDisk) -> str:
+    """The repair that a refused start names."""
+    with World(disk.after_kill(), 1) as world, pytest.raises((CorruptRecord, UnknownFormat)) as caught:
+        world.call(world.open_store(OPTIONS))
+    assert caught.value.repair
+    return caught.value.repair
+
+
+def repaired(disk: SimulatedDisk, repair: str) -> Done:
+    name, _, value = repair.removeprefix("--").partition(" ")
+    owner = Repair(disk, ROOT, folder="repair-1", now_ms=NOW_MS, segment_bytes=SEGMENT_BYTES)
+    try:
+        method = getattr(owner, name.replace("-", "_"))
+        return method(*[int(value) if value.isdigit() and len(value) < 20 else value] if value else [])
+    finally:
+        owner.close()
+
+
+def findings(disk: SimulatedDisk) -> list[Finding]:
+    owner = Repair(disk, ROOT, folder="repair-1", now_ms=NOW_MS, segment_bytes=SEGMENT_BYTES)
+    try:
+        return owner.findings()
+    finally:
+        owner.close()
+
+
+def served(disk: SimulatedDisk, written: Written) -> set[str]:
+    """Ids that a start serves, each at its own offset; no offset that was ever used is used again."""
+    found: set[str] = set()
+
+    async def look(world: World) -> None:
+        store = await world.open_store(OPTIONS)
+        for one in written.stored:
+            message_id = await read(store, one.queue, one.queue_offset)
+            assert message_id in (None, one.message_id), "another message at an offset that was read before"
+            found.update([message_id] if message_id is not None else [])
+        for queue in QUEUES:
+            await store.create_topic(queue.topic, queue_count=queue.number + 1)
+            (place,) = await store.append([message(b"next", queue=queue)])
+            assert place.queue_offset >= written.ends[queue], f"an offset of {queue} is used again"
+            assert await read(store, queue, place.queue_offset) is not None
+        await store.aclose()
+
+    with World(disk.after_kill(), 1) as world:
+        world.call(look(world))
+    return found
+
+
+async def read(store: LocalMessageStore, queue: QueueId, queue_offset: int) -> str | None:
+    try:
+        (found, *_) = await store.read(queue, queue_offset, max_messages=1, max_bytes=1)
+    except (CorruptRecord, OffsetExpired, UnknownTopic, UnknownQueue):  # the last two: nothing of the queue is left
+        return None
+    return found.message_id
+
+
+def ids_of(written: Written, is_wanted: Callable[[Stored], bool]) -> set[str]:
+    return {one.message_id for one in written.stored if is_wanted(one)}
+
+
+ALL = range(0, 41, 4)
+
+
+@pytest.mark.parametrize("derived", ["kept", "lost"])
+@pytest.mark.parametrize("number", ALL)
+def test_of_a_damaged_body_only_its_message_is_lost(written, number, derived):
+    disk, hit = deepcopy(written.disk), written.stored[number]
+    flip(disk, hit.log_offset + 200)
+    lose_derived(disk, queue_files=derived == "lost")
+
+    done = repaired(disk, refused(disk))
+
+    assert done.lost_messages == 1
+    assert served(disk, written) == ids_of(written, lambda one: one != hit)
+    assert served(disk, written) == ids_of(written, lambda one: one != hit), "at a later start too"
+
+
+@pytest.mark.parametrize("derived", ["kept", "lost"])
+@pytest.mark.parametrize("number", ALL)
+def test_of_a_damaged_length_at_most_its_unit_is_lost(written, number, derived):
+    disk, hit = deepcopy(written.disk), written.stored[number]
+    unit = hit.message_id.partition("-")[0] + "-"
+    flip(disk, hit.log_offset, 4)
+    lose_derived(disk, queue_files=derived == "lost")
+
+    done = repaired(disk, refused(disk))
+
+    lost = ids_of(written, lambda one: one.message_id.startswith(unit))
+    assert done.lost_messages == len(lost)
+    assert served(disk, written) == ids_of(written, lambda one: one.message_id not in lost)
+
+
+@pytest.mark.parametrize("derived", ["kept", "lost"])
+@pytest.mark.parametrize("number", [0, 5, 20, 44])
+def test_a_cut_serves_what_came_before_and_uses_no_offset_again(written, number, derived):
+    disk, hit = deepcopy(written.disk), written.stored[number]
+    first_of_unit = min(
+        one.log_offset for one in written.stored if one.message_id.partition("-")[0] == hit.message_id.partition("-")[0]
+    )
+    if derived == "lost":
+        lose_derived(disk, queue_files=True)
+
+    done = repaired(disk, f"--cut-log-at {first_of_unit}")
+
+    kept = ids_of(written, lambda one: one.log_offset < first_of_unit)
+    assert done.lost_messages == len(written.stored) - len(kept)
+    assert {one.message_id for one in done.messages} >= ids_of(written, lambda one: one.log_offset >= first_of_unit)
+    assert served(disk, written) == kept
+    lose_derived(disk)
+    assert served(disk, written) == kept
+
+
+def test_reading_a_lost_message_says_that_a_repair_left_it_out(written):
+    disk, hit = deepcopy(written.disk), written.stored[12]
+    flip(disk, hit.log_offset + 200)
+    repaired(disk, f"--blank-unit {findings(disk)[0].offset}")
+    lose_derived(disk)
+
+    with World(disk.after_kill(), 1) as world:
+        store = world.call(world.open_store(OPTIONS))
+        with pytest.raises(CorruptRecord, match="a repair left it out"):
+            world.call(store.read(hit.queue, hit.queue_offset, max_messages=1, max_bytes=1))
+
+
+def test_a_cut_that_is_no_border_of_units_changes_nothing(written):
+    disk = deepcopy(written.disk)
+    before = everything(disk)
+
+    with pytest.raises(RepairRefused, match="is no border"):
+        repaired(disk, f"--cut-log-at {written.stored[10].log_offset + 8}")
+
+    assert everything(disk) == before
+
+
+def test_without_its_first_segment_a_store_goes_on_behind_it_and_uses_no_offset_again(written):
+    disk = deepcopy(written.disk)
+    disk.remove(LOG / file_name(0))
+
+    done = repaired(disk, refused(disk))
+
+    kept = ids_of(written, lambda one: one.log_offset >= SEGMENT_BYTES)
+    assert done.lost_messages == len(written.stored) - len(kept)
+    assert served(disk, written) == kept
+    lose_derived(disk)
+    assert served(disk, written) == kept
+
+
+def test_without_any_segment_a_store_goes_on_empty_and_uses_no_offset_again(written):
+    disk = deepcopy(written.disk)
+    for name in disk.list_directory(LOG):
+        disk.remove(LOG / name)
+
+    repaired(disk, refused(disk))
+
+    assert served(disk, written) == set()
+    assert int(disk.list_directory(LOG)[0]) >= 2 * SEGMENT_BYTES, "no offset of the log is used again either"
+
+
+def test_a_segment_that_is_missing_between_others_is_left_out(written):
+    disk = deepcopy(written.disk)
+    disk.remove(LOG / file_name(SEGMENT_BYTES))
+
+    repaired(disk, refused(disk))
+
+    assert served(disk, written) == ids_of(written, lambda one: one.log_offset // SEGMENT_BYTES != 1)
+
+
+def test_a_last_segment_that_is_missing_is_cut_off(written):
+    disk = deepcopy(written.disk)
+    for name in disk.list_directory(LOG)[2:]:
+        disk.remove(LOG / name)
+
+    repaired(disk, refused(disk))
+
+    assert served(disk, written) == ids_of(written, lambda one: one.log_offset < 2 * SEGMENT_BYTES)
+
+
+def test_a_file_that_is_no_segment_is_set_aside(written):
+    disk = deepcopy(written.disk)
+    disk.open(LOG / "foo.tmp", create=True).write(0, b"of a backup tool")
+
+    done = repaired(disk, refused(disk))
+
+    assert [path.rpartition("/")[2] for path in done.set_aside] == ["foo.tmp"]
+    assert served(disk, written) == ids_of(written, lambda one: True)
+
+
+def test_a_segment_that_lost_its_end_gets_its_length_back_and_then_its_damage_is_named(written):
+    disk = deepcopy(written.disk)
+    disk.open(LOG / file_name(SEGMENT_BYTES)).extend(SEGMENT_BYTES // 2)
+
+    repaired(disk, refused(disk))
+    lose_derived(disk)
+    repaired(disk, refused(disk))
+
+    assert served(disk, written) >= ids_of(written, lambda one: not 0.4 < one.log_offset / SEGMENT_BYTES - 1 < 1)
+
+
+def everything(disk: SimulatedDisk) -> dict[str, bytes]:
+    return {
+        f"{path}/{name}": bytes(inode.live) for path, folder in disk._folders.items() for name, inode in folder.live.items()
+    }
+
+
+DAMAGES: dict[str, Callable[[SimulatedDisk, Written], None]] = {
+    "body": lambda disk, written: flip(disk, written.stored[12].log_offset + 200),
+    "two bodies": lambda disk, written: [flip(disk, written.stored[at].log_offset + 200) for at in (12, 20)] and None,
+    "tail": lambda disk, written: flip(disk, written.stored[-1].log_offset, 4),
+    "first segment": lambda disk, written: disk.remove(LOG / file_name(0)),
+    "stray file": lambda disk, written: disk.open(LOG / "foo", create=True).write(0, b"x"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_without_an_option_every_repair_is_listed_and_nothing_is_changed(written, damage):
+    disk = deepcopy(written.disk)
+    DAMAGES[damage](disk, written)
+    before = everything(disk)
+
+    found = findings(disk)
+
+    assert everything(disk) == before
+    assert len(found) == (2 if damage == "two bodies" else 1)
+    for finding in found:
+        repaired(disk, finding.repair)
+    assert findings(disk) == []
+    served(disk, written)
+
+
+def test_a_whole_store_has_nothing_to_repair(written):
+    assert findings(deepcopy(written.disk)) == []
+
+
+@pytest.mark.parametrize("way", ["kill", "power cut"])
+@pytest.mark.parametrize("damage", ["body", "tail", "first segment"])
+def test_a_repair_that_is_stopped_anywhere_leaves_a_store_that_refuses_as_before_or_is_repaired(written, damage, way):
+    base = deepcopy(written.disk)
+    DAMAGES[damage](base, written)
+    for name in base.list_directory(ROOT / "snapshots"):
+        base.remove(ROOT / "snapshots" / name)
+    repair = findings(base)[0].repair
+    whole = deepcopy(base)
+    repaired(whole, repair)
+    expected = served(deepcopy(whole), written)
+
+    for cut in range(whole.operations - base.operations):
+        disk = deepcopy(base)
+        for folder in disk._folders.values():
+            folder.sync()
+        disk.cut_after = disk.operations + cut
+        with pytest.raises(PowerCut):
+            repaired(disk, repair)
+        left = disk.after_power_cut(Random(cut)) if way == "power cut" else disk.after_kill()
+        if found := findings(left):
+            repaired(left, found[0].repair)
+        assert served(left, written) == expected, f"stopped at operation {cut}"
+
+
+@pytest.mark.parametrize("length", [None, 400, 405])
+def test_a_note_fills_its_place_and_says_what_is_lost(length):
+    rows = [lost_note.LostRange(ORDERS, OffsetRange(3, 5)), lost_note.LostRange(RARE, OffsetRange(7, 7))]
+
+    raw = lost_note.encode_record(rows, begin=64, stored_at_ms=1, item=None, is_last=True, length=length)
+
+    assert len(raw) == length or (length is None and (64 + len(raw)) % 8 == 0)
+    assert lost_note.read(records.decode(raw).body) == rows
+
+
+def test_a_checkpoint_that_is_lost_too_refuses_nothing_that_can_be_told_from_a_brokers_store(written):
+    disk = deepcopy(written.disk)
+    disk.open(ROOT / "checkpoint").write(0, bytes(checkpoint.PAGE_BYTES))
+
+    assert findings(disk) == []
+    assert served(disk, written) == ids_of(written, lambda one: True)
