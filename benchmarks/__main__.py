@@ -2,7 +2,7 @@
 
 import sys
 
-from benchmarks import append, asking, audit, delivery, http, index, recovery, schedules, transactions, visible
+from benchmarks import append, asking, audit, delivery, http, index, recovery, schedules, segments, transactions, visible
 from benchmarks.report import show_machine
 
 BENCHMARKS = {
@@ -14,7 +14,7 @@ BENCHMARKS = {
     "asking": asking.run,
     "delivery": delivery.run,
 }
-LONG = {"audit": audit.run, "schedules": schedules.run, "transactions": transactions.run}
+LONG = {"audit": audit.run, "schedules": schedules.run, "segments": segments.run, "transactions": transactions.run}
 
 
 def main() -> int:
