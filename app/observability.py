@@ -83,6 +83,7 @@ class Metrics:
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
+        self._longest_standstill = 0.0
         self.requests = Counter(
             "escrowmq_http_requests", "Requests answered", ["operation", "status"], registry=registry
         )  # fmt: skip
@@ -110,6 +111,12 @@ class Metrics:
             "escrowmq_cron_occurrences", "What came of occurrences of cron schedules", ["event"], registry=registry
         )  # fmt: skip
         self.checks_sent = Counter("escrowmq_checks_sent", "Tries of checks by webhook", ["outcome"], registry=registry)
+        self.loop_standstills = Counter(
+            "escrowmq_event_loop_standstills", "Times that the event loop stood still for over a second", registry=registry
+        )
+        self.longest_standstill = Gauge(
+            "escrowmq_event_loop_longest_standstill_seconds", "Longest of them since the start", registry=registry
+        )
         self.long_polls = Gauge("escrowmq_long_polls_open", "Long polls parked", registry=registry)
 
     def note_delivered(self, late_ms: Iterable[int]) -> None:
@@ -127,6 +134,11 @@ class Metrics:
         self.cron.labels(event).inc()
         if event == "fired":
             self.lateness.observe(late_ms / 1000)
+
+    def note_standstill(self, seconds: float) -> None:
+        """The event loop stood still for so long."""
+        self._longest_standstill = max(self._longest_standstill, seconds)
+        self.longest_standstill.set(self._longest_standstill)
 
     def watch_loops(self, reports: Callable[[], Iterable[LoopReport]]) -> None:
         """How the loops are, read when somebody scrapes."""

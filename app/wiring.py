@@ -13,6 +13,7 @@ from sqlalchemy.exc import DatabaseError
 
 from app import exit_codes
 from app.connections import Connections
+from app.loop_watch import LoopWatch
 from app.loops import ACTING, add_loops, keep_tables
 from app.observability import Metrics
 from app.open_files import count_open, open_limit
@@ -114,6 +115,7 @@ class Wiring:
         self._database: Database | None = None
         self._sender: CheckSender | None = None
         self._loops = Loops(self._clock, chance=SystemRandom().random)
+        self._watch = LoopWatch(on_standstill=metrics.loop_standstills.inc, on_end=metrics.note_standstill)
         metrics.watch(self._gauges)
         metrics.watch_loops(self._loops.reports)
         metrics.watch_syncs(lambda: None if self._store is None else self._store.status().syncs)
@@ -130,6 +132,7 @@ class Wiring:
 
     def start(self) -> None:
         """Begin to open, in the background: probes are answered meanwhile."""
+        self._watch.start()
         self._opening = asyncio.create_task(self._open_or_fail(), name="opening")
 
     def begin_stop(self) -> None:
@@ -154,6 +157,7 @@ class Wiring:
             await asyncio.wait({self._opening})
             self._opening = None
         await self._stack.aclose()
+        await asyncio.to_thread(self._watch.stop)
         log.info("stopped", exit_code=self.exit_code)
 
     def get_readiness(self) -> dict[str, str]:
