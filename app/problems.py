@@ -62,6 +62,7 @@ CODES: dict[type[MessagingError], str] = {
     errors.RejectedError: "validation_failed",
     errors.InvalidRequest: "validation_failed",
     errors.InvalidMessage: "validation_failed",
+    errors.LimitReached: "validation_failed",
     errors.InvalidFilter: "validation_failed",
     errors.MessageTooLarge: "message_too_large",
     errors.ReservedName: "reserved_topic",
@@ -171,7 +172,8 @@ def as_refusal(error: MessagingError | Refusal) -> Refusal:
         fields = [FieldError(error.pointer, error.code, detail)]
         context = {} if error.position is None else {"position": str(error.position)}
     elif isinstance(error, errors.InvalidRequest):
-        fields = [FieldError(error.pointer, "invalid", detail)] if error.pointer else []
+        code_of_field = "limit_reached" if isinstance(error, errors.LimitReached) else "invalid"
+        fields = [FieldError(error.pointer, code_of_field, detail)] if error.pointer else []
     elif isinstance(error, errors.TopicExists):
         fields = [differs(f"/{name}", *values) for name, values in error.differences.items()]
     elif isinstance(error, errors.MessageTooLarge):

@@ -27,6 +27,7 @@ from pydantic_settings import (
 
 from app.browsers import BrowserRules
 from app.environment import from_json
+from app.registry.options import LimitOptions
 from app.reports.options import AuditOptions
 from app.testing.options import ControlOptions
 from app.webhooks.options import WebhookOptions
@@ -103,6 +104,7 @@ class Settings(BaseSettings):
     log_format: Literal["", "json", "console"] = ""  # empty: console with dev, else json
     http: HttpOptions = HttpOptions()
     local: LocalStoreOptions = LocalStoreOptions()
+    limit: LimitOptions = LimitOptions()
     txn: TransactionOptions = TransactionOptions()
     schedule: ScheduleOptions = ScheduleOptions()
     delivery: DeliveryOptions = DeliveryOptions()

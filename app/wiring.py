@@ -234,9 +234,10 @@ class Wiring:
             return
         known_registry.remember(settings.store_dir, database.identity)
         self._database = database
-        topics = Topics(database, store, clock, creates_on_use=settings.dev, retention_ms=settings.local.retention_ms)
-        producer_groups = ProducerGroups(database, clock, Vault(settings.webhook.encryption_keys))
-        consumer_groups = ConsumerGroups(database, clock)
+        limits = settings.limit
+        topics = Topics(database, store, clock, limits, creates_on_use=settings.dev, retention_ms=settings.local.retention_ms)
+        producer_groups = ProducerGroups(database, clock, Vault(settings.webhook.encryption_keys), limits)
+        consumer_groups = ConsumerGroups(database, clock, limits)
         transactions = TransactionCoordinator(
             store, clock, identifiers, settings.txn, put_off=put_off, on_decided=self._metrics.note_decided
         )
@@ -258,6 +259,7 @@ class Wiring:
             new_task_id=lambda: identifiers.new("task"),
             rules_of=consumer_groups.rules_of,
             withdrawn=requests,
+            max_tasks=settings.delivery.max_tasks,
         )
         await topics.open()
         await producer_groups.open()

@@ -16,7 +16,15 @@ from delivery.journal import LeaseJournal
 from delivery.lease_events import Purged, Redriven, TaskBegun, TaskEnded
 from delivery.offset_set import OffsetSet
 from delivery.tasks import Task, TaskState, Wanted
-from storage.errors import CorruptRecord, IdempotencyKeyReused, StorageFull, UnavailableError, UnknownTask, UnknownTopic
+from storage.errors import (
+    CorruptRecord,
+    IdempotencyKeyReused,
+    LimitReached,
+    StorageFull,
+    UnavailableError,
+    UnknownTask,
+    UnknownTopic,
+)
 from storage.message import Durability, OffsetRange, StoredMessage
 from storage.store import KeyLookup
 
@@ -56,7 +64,9 @@ class _Progress:
 class DeadLetters:
     """The event loop's."""
 
-    def __init__(self, journal: LeaseJournal, new_task_id: Callable[[], str]) -> None:
+    def __init__(self, journal: LeaseJournal, new_task_id: Callable[[], str], *, max_tasks: int) -> None:
+        """`max_tasks`: that run at once."""
+        self._max_tasks = max_tasks
         self._journal = journal
         self._store = journal.store
         self._clock = journal.clock
@@ -132,6 +142,8 @@ class DeadLetters:
             known = self._begun_before(group, given)
             if known is not None:
                 return known, True
+            if len(self._journal.table.tasks.running) >= self._max_tasks:
+                raise LimitReached(f"at most {self._max_tasks} redrives may run at once", pointer="/select")
             event = TaskBegun(
                 group=group,
                 task_id=self._new_task_id(),

@@ -19,6 +19,7 @@ class RequestOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DeliveryOptions:
+    max_tasks: int = 100  # redrives of dead letters that run at once
     sweep_interval_ms: int = 50
     snapshot_interval_ms: int = 10_000
 

@@ -28,6 +28,7 @@ from delivery.journal import LeaseJournal
 from delivery.lease_ends import LeaseEnds
 from delivery.lease_list import Lease, Place, list_leases
 from delivery.moving import Moving
+from delivery.options import DeliveryOptions
 from delivery.positions import Move, Positions, QueueLag
 from delivery.receive import HandedOut, Receiving, Request
 from delivery.refuse import Refused, Refusing
@@ -54,6 +55,7 @@ class Delivery:
         new_task_id: Callable[[], str],
         rules_of: Callable[[str], GroupRules | None],
         withdrawn: Withdrawn = NOTHING_WITHDRAWN,
+        max_tasks: int = DeliveryOptions.max_tasks,
     ) -> None:
         """`rules_of`: of a group that exists; None where it does not. `withdrawn`: what is not handed out any more."""
         self._store = store
@@ -67,7 +69,7 @@ class Delivery:
         queues = GroupQueues(self._journal)
         self._receiving = Receiving(self._journal, queues, self._ends, self._waiters, randomness, withdrawn)
         self._positions = Positions(self._journal, queues, self._receiving, self._waiters)
-        self.dead_letters = DeadLetters(self._journal, new_task_id)
+        self.dead_letters = DeadLetters(self._journal, new_task_id, max_tasks=max_tasks)
         self.table = self._journal.table
 
     # ------------------------------------------------------------------------------------------------------ life cycle

@@ -18,9 +18,9 @@ from scheduler.options import ScheduleOptions
 from storage.clock import Clock
 from storage.errors import (
     AlreadyCancelled,
-    Backpressure,
     CorruptRecord,
     IdempotencyKeyReused,
+    LimitReached,
     RejectedError,
     UnknownSchedule,
 )
@@ -131,7 +131,7 @@ class CronService:
     async def create(self, schedule: CronSchedule, *, key_window_ms: int) -> tuple[CronItem, bool]:
         """(the schedule, was its idempotency key used before). Durable on return.
 
-        Raises IdempotencyKeyReused, and Backpressure where there are too many schedules.
+        Raises IdempotencyKeyReused, and LimitReached where there are too many schedules.
         """
         async with self._turn:
             if schedule.idempotency_key is not None:
@@ -140,11 +140,17 @@ class CronService:
                 )
                 if before is not None:
                     return before, True
-            limit = self._options.max_cron
-            if self.table.open_count >= limit:
-                raise Backpressure(f"{self.table.open_count} cron schedules are kept, the limit is {limit}")
+            self._check_limits(schedule.topic)
             await self._registry.add(schedule)
             return self._put(schedule), False
+
+    def _check_limits(self, topic: str) -> None:
+        options = self._options
+        if self.table.open_count >= options.max_cron:
+            raise LimitReached(f"at most {options.max_cron} cron schedules may exist", pointer="/cron")
+        of_topic = [item for item in self.table if item.schedule.topic == topic and item.schedule.cancelled_at_ms is None]
+        if len(of_topic) >= options.max_cron_per_topic:
+            raise LimitReached(f"at most {options.max_cron_per_topic} cron schedules of a topic may exist", pointer="/topic")
 
     async def change(self, schedule_id: str, edit: Callable[[CronSchedule], CronSchedule]) -> CronItem:
         """What it says from now on; `edit` may refuse by raising. Durable on return.

@@ -12,7 +12,8 @@ class ScheduleOptions:
     snapshot_interval_ms: int = 30_000
     catch_up_after_ms: int = 5_000  # what is later than this is a backlog,
     catch_up_per_second: int = 5_000  # and delivered at this rate, beside what is due now
-    max_cron: int = 10_000  # cron schedules, all of them in memory; more are refused with 503
+    max_cron: int = 10_000  # cron schedules, all of them in memory; more are refused
+    max_cron_per_topic: int = 1_000
     cron_grace_ms: int = 60_000  # an occurrence that is later than this was missed: its schedule says what becomes of it
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@
     ├── RejectedError               the caller must change the request
     │   ├── InvalidRequest          .pointer
     │   │   ├── InvalidMessage
+    │   │   ├── LimitReached
     │   │   └── InvalidFilter       .position .code
     │   ├── MessageTooLarge         .limit_bytes
     │   ├── ReservedName
@@ -103,6 +104,10 @@ class MessageTooLarge(RejectedError):
     def __init__(self, detail: str | None = None, *, limit_bytes: int) -> None:
         super().__init__(detail)
         self.limit_bytes = limit_bytes
+
+
+class LimitReached(InvalidRequest):
+    """There are as many as the settings allow."""
 
 
 class ReservedName(RejectedError):

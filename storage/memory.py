@@ -45,8 +45,13 @@ class MemoryMessageStore:
         for number in range(self._counts.pop(topic, 0)):
             queue = QueueId(topic, number)
             self._deleted[queue] = self._queues.pop(queue)
+        self._deleted = {queue: messages for queue, messages in self._deleted.items() if messages}
         self._offsets = {at: offset for at, offset in self._offsets.items() if at[1].topic != topic}
         self._wake()
+
+    def deleted_queues(self) -> int:
+        """TopicDeletion."""
+        return len(self._deleted)
 
     async def queues(self, topic: str) -> tuple[QueueId, ...]:
         if topic not in self._counts:

@@ -83,6 +83,9 @@ class TopicDeletion(Protocol):
         Raises what `append` raises; the topic exists then as before.
         """
 
+    def deleted_queues(self) -> int:
+        """The number of queues of deleted topics whose ends are remembered."""
+
 
 @runtime_checkable
 class SyncedPosition(Protocol):

@@ -9,6 +9,7 @@ import structlog
 from sqlalchemy import Connection, delete, insert, select, update
 
 from app.registry.database import Database, rows
+from app.registry.options import LimitOptions, check_limit
 from app.registry.tables import consumer_groups as table
 from app.registry.topics import check_name
 from delivery.groups import GroupRules
@@ -30,9 +31,10 @@ class ConsumerGroup(msgspec.Struct, frozen=True, kw_only=True):
 class ConsumerGroups:
     """The event loop's."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock, limits: LimitOptions) -> None:
         self._database = database
         self._clock = clock
+        self._limits = limits
         self._groups: dict[str, ConsumerGroup] = {}
         self._changing = asyncio.Lock()
 
@@ -82,6 +84,8 @@ class ConsumerGroups:
         async with self._changing:
             known = self._groups.get(name)
             rules = new_rules(known)
+            if known is None:
+                self._check_limit()
             await begin(rules)
             if known is None:
                 return await self._insert(name, rules), True
@@ -104,7 +108,12 @@ class ConsumerGroups:
         """As it is, where it exists. Raises as `put`."""
         self.check_name(name)
         async with self._changing:
+            if name not in self._groups:
+                self._check_limit()
             return self._groups.get(name) or await self._insert(name, GroupRules())
+
+    def _check_limit(self) -> None:
+        check_limit(len(self._groups) + 1, self._limits.max_groups, "consumer groups", pointer="/group")
 
     async def delete(self, name: str, *, check: Callable[[int | None], None], end: Callable[[], Awaitable[None]]) -> None:
         """Delete a group. `end` comes last, before a group of the name can be created again. Raises UnknownGroup.

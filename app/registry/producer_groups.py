@@ -9,6 +9,7 @@ from pydantic import SecretStr
 from sqlalchemy import Connection, insert, select, update
 
 from app.registry.database import Database, rows
+from app.registry.options import LimitOptions, check_limit
 from app.registry.tables import producer_groups
 from app.registry.topics import check_name
 from app.registry.vault import Vault
@@ -58,10 +59,11 @@ class ProducerGroup(msgspec.Struct, frozen=True, kw_only=True):
 class ProducerGroups:
     """The event loop's."""
 
-    def __init__(self, database: Database, clock: Clock, vault: Vault) -> None:
+    def __init__(self, database: Database, clock: Clock, vault: Vault, limits: LimitOptions) -> None:
         self._database = database
         self._clock = clock
         self._vault = vault
+        self._limits = limits
         self._groups: dict[str, ProducerGroup] = {}
         self._changing = asyncio.Lock()
 
@@ -160,6 +162,7 @@ class ProducerGroups:
             return True
 
     async def _create(self, name: str, webhook: Webhook | None) -> ProducerGroup:
+        check_limit(len(self._groups) + 1, self._limits.max_producer_groups, "producer groups", pointer="/producer_group")
         group = ProducerGroup(producer_group=name, created_at_ms=self._clock.wall_ms(), webhook=webhook)
         row = self._to_row(group)
 

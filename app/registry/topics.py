@@ -10,13 +10,14 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from app.problems import Refusal
 from app.registry.database import Database, rows
+from app.registry.options import LimitOptions, check_limit
 from app.registry.payload_schema import PayloadSchema
 from app.registry.tables import topics as table
 from storage.clock import Clock
 from storage.errors import InvalidRequest, ReservedName, TopicExists, UnknownQueue, UnknownTopic
 from storage.formats import names
 from storage.message import QueueId
-from storage.store import MessageStore, TopicListing
+from storage.store import MessageStore, TopicDeletion, TopicListing
 
 log = structlog.get_logger()
 
@@ -96,7 +97,14 @@ class Topics:
     """The event loop's."""
 
     def __init__(
-        self, database: Database, store: MessageStore, clock: Clock, *, creates_on_use: bool, retention_ms: int
+        self,
+        database: Database,
+        store: MessageStore,
+        clock: Clock,
+        limits: LimitOptions,
+        *,
+        creates_on_use: bool,
+        retention_ms: int,
     ) -> None:
         """`creates_on_use`: a topic that does not exist is made with the defaults by whoever sends to it.
 
@@ -105,6 +113,7 @@ class Topics:
         self._database = database
         self._store = store
         self._clock = clock
+        self._limits = limits
         self._creates_on_use = creates_on_use
         self._retention_ms = retention_ms
         self._topics: dict[str, Topic] = {}
@@ -162,6 +171,7 @@ class Topics:
         if topic.name not in self._topics:
             async with self._creating:
                 if topic.name not in self._topics:
+                    self._check_limits(topic.settings.queues)
                     await self._add(topic)
 
     async def get_or_create(self, name: str) -> Topic:
@@ -175,6 +185,7 @@ class Topics:
         async with self._creating:
             known = self._topics.get(settings.topic)
             if known is None:
+                self._check_limits(settings.queues)
                 return await self._add(self._new(settings)), True
         if known.settings != settings:
             raise TopicExists(settings.topic, _differences(known.settings, settings))
@@ -193,6 +204,7 @@ class Topics:
             if settings.queues < topic.settings.queues:
                 detail = f"topic {name} has {topic.settings.queues} queues; their number only grows"
                 raise InvalidRequest(detail, pointer="/queues")
+            self._check_queues(settings.queues - topic.settings.queues)
             _compiled(settings.schema)
             revision = topic.revision + 1
 
@@ -227,6 +239,17 @@ class Topics:
         async with self._creating:
             await self._database.run(lambda connection: connection.execute(delete(table).where(table.c.topic == name)))
             del self._deleting[name]
+
+    def _check_limits(self, queues: int) -> None:
+        """Raises LimitReached where one more topic, of so many queues, is too much."""
+        count = len(self._topics) + len(self._deleting) + 1
+        check_limit(count, self._limits.max_topics, "topics", pointer="/topic")
+        self._check_queues(queues)
+
+    def _check_queues(self, more: int) -> None:
+        known = sum([topic.settings.queues for topic in (*self._topics.values(), *self._deleting.values())])
+        deleted = self._store.deleted_queues() if isinstance(self._store, TopicDeletion) else 0
+        check_limit(known + deleted + more, self._limits.max_queues, "queues of all topics", pointer="/queues")
 
     def _new(self, settings: TopicSettings) -> Topic:
         return Topic(settings, created_at_ms=self._clock.wall_ms(), revision=1)

@@ -175,6 +175,10 @@ class ConsumeQueues:
             for number, end in ends.items():
                 yield QueueId(topic, number), end
 
+    @property
+    def deleted_count(self) -> int:
+        return sum(map(len, self._deleted.values()))
+
     def close(self, topic: str) -> list[ConsumeQueue]:
         """Make the topic unknown while its deletion is being written; its queues, which are still part of a snapshot."""
         numbers = range(self._counts.pop(topic, 0))

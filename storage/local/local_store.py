@@ -332,6 +332,10 @@ class LocalMessageStore:
         appended = await answer
         await self.wait_durable(appended[-1])
 
+    def deleted_queues(self) -> int:
+        """TopicDeletion."""
+        return self._queues.deleted_count
+
     def is_durable(self, log_offset: int | None) -> bool:
         """SyncedPosition."""
         return log_offset is not None and log_offset < self._flusher.durable_end

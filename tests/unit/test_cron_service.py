@@ -12,9 +12,9 @@ from scheduler.cron_service import CronService
 from scheduler.options import ScheduleOptions
 from storage.errors import (
     AlreadyCancelled,
-    Backpressure,
     IdempotencyKeyReused,
     InvalidMessage,
+    LimitReached,
     StorageFull,
     UnknownSchedule,
     UnknownTopic,
@@ -568,7 +568,7 @@ def test_too_many_are_refused_and_a_cancelled_one_makes_room():
     async def life(house):
         await house.make("a")
         await house.make("b")
-        with pytest.raises(Backpressure):
+        with pytest.raises(LimitReached):
             await house.make("c")
 
         await house.service.cancel("a", check=lambda schedule: None)

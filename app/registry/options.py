@@ -1,0 +1,26 @@
+"""How many topics, queues and groups clients may create."""
+
+from dataclasses import dataclass, fields
+
+from storage.errors import LimitReached
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitOptions:
+    """What exists already stays when a limit is lowered."""
+
+    max_topics: int = 10_000
+    max_queues: int = 65_536  # of all topics, about 500 bytes each; those of deleted topics count whose offsets are remembered
+    max_groups: int = 10_000
+    max_producer_groups: int = 10_000
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) < 1:
+                raise ValueError(f"{field.name} must be at least 1, got {getattr(self, field.name)}")
+
+
+def check_limit(count: int, limit: int, what: str, *, pointer: str) -> None:
+    """Raise LimitReached where there would be more than the limit."""
+    if count > limit:
+        raise LimitReached(f"at most {limit} {what} may exist", pointer=pointer)
