@@ -442,6 +442,11 @@ class Wiring:
             "Entries of consume queue files that contradicted the log and were made again from it",
             status.rebuilt_entries,
         )
+        yield (
+            "escrowmq_index_files_rebuilt_total",
+            "Files of the key index that were damaged and made again from the log",
+            status.rebuilt_index_files,
+        )
         yield "escrowmq_log_last_sync_seconds", "How long the last sync took", status.last_flush_ms / 1000
         table = self._services.transactions.table
         oldest = table.oldest_open

@@ -248,6 +248,7 @@ class StoreStatus(NamedTuple):
     derived_at_ms: int | None  # when what is derived was last begun to be written
     derive_lag_ms: int
     derive_error: str | None  # why the last time failed, if it did
+    rebuilt_index_files: int = 0  # of the key index, since the start: they were not what had been written
     rebuilt_entries: int = 0  # of queue files, since the start: the log did not bear them out
 
 

@@ -226,8 +226,10 @@ class Deriver:
             for window in log_walk.windows(self._segments, self.indexed_end, log_end):
                 self._key_index.feed(window.data, window.offset, window.scan)
         except CorruptRecord as damage:
-            # It is found again, and told, by whoever reads there; the rest can be looked up all the same.
+            # It is found again by a read of that message; the records around it can be looked up all the same.
             log.error("not_indexed", file=str(damage.path), log_offset=damage.physical_offset, reason=damage.reason)
+            for piece in log_walk.stated(self._segments, self.indexed_end, log_end):
+                self._key_index.feed(piece.data, piece.offset, piece)
         self.indexed_end = log_end
 
     def _written(self, round_: _Round, made: Made | CorruptRecord | None) -> None:

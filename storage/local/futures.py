@@ -1,7 +1,7 @@
 """Between callbacks and futures: whoever awaited one may have gone before it is answered."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from storage.local.runner import Lane, Runner
@@ -34,3 +34,21 @@ def failing(future: asyncio.Future[T]) -> Callable[[Exception], None]:
             future.set_exception(error)
 
     return fail
+
+
+class Repairs:
+    """Runs repairs in the derive lane, a step at a time, one after another.
+
+    What is damaged as a whole is met by many readers at once, and repaired by the first of them.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._lock = asyncio.Lock()
+
+    async def run(self, begin: Callable[[], Iterator[None]]) -> None:
+        """Take all steps of the repair that `begin` returns."""
+        async with self._lock:
+            steps = begin()
+            while not await in_lane(self._runner, Lane.DERIVE, lambda: next(steps, steps) is steps):
+                pass

@@ -4,8 +4,9 @@ A reader of the log: the derive lane feeds it what has become durable, a piece a
 What is newer than the files is looked for in the log itself (`key_lookup.py`). The read lane asks while the derive lane writes.
 
 Files are written in an order that a crash cannot spoil: the entries, then the slots that point at them, then the header that
-counts them, each synced before the next. A start believes the header, leads slots that point past it back along their chains,
-and is fed again from where the header ends.
+counts them, each synced before the next, then the sums of that state (`index_sums.py`). A start leads slots that point past it
+back along their chains, and is fed again from where the state ends. Each block that a lookup reads is compared with its sum; a
+file that differs is made again from the log before the lookup is answered. What this process has written is trusted.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,45 +15,76 @@ from pathlib import PurePath
 from typing import Any
 
 import numpy as np
+import structlog
+from crc32c import crc32c
 
 from storage.clock import Clock
 from storage.files import durable
 from storage.files.handles import Handles
 from storage.files.vfs import File, Vfs
 from storage.formats import index_file, key_scan
+from storage.formats import record as records
 from storage.formats.index_file import ENTRY, HEADER_BYTES, SLOT, Header, Ints
+from storage.formats.key_scan import Keys
+from storage.formats.record import DamagedRecord
 from storage.formats.scan import Scan
+from storage.local import log_walk
+from storage.local.commit_log import CommitLog
+from storage.local.index_sums import BLOCK_SLOTS, IndexSums
+from storage.local.log_walk import Stated
+from storage.local.snapshot_files import SnapshotFiles
+from storage.store import Snapshot
 
-_BLOCK_SLOTS = 1024  # written together; 4 KiB
 _LOADED_SLOTS = 1 << 20
+
+log = structlog.get_logger()
+
+
+class DoubtfulIndex(Exception):
+    """An index file is not what was written: `rebuild` makes it again."""
+
+    def __init__(self, path: PurePath) -> None:
+        super().__init__(str(path))
+        self.path = path
 
 
 class KeyIndex:
     """The derive lane's but for `find`, which is the read lane's. A recovery may feed it before there are lanes."""
 
     def __init__(
-        self, vfs: Vfs, directory: PurePath, clock: Clock, *, slots: int, entries: int, max_open: int, scratch: PurePath
+        self,
+        vfs: Vfs,
+        directory: PurePath,
+        clock: Clock,
+        snapshots: SnapshotFiles,
+        *,
+        slots: int,
+        entries: int,
+        max_open: int,
+        scratch: PurePath,
     ) -> None:
-        """Looks at what is there. `max_open`: files that are kept open."""
+        """Reads what the files that exist say of themselves. `max_open`: files that are kept open."""
         self._vfs = vfs
         self._handles = Handles(vfs, limit=max_open)
         self._directory = directory
         self._clock = clock
+        self._snapshots = snapshots
         self._slots = slots
         self._entries = entries
         self._scratch = scratch
         self._files: tuple[IndexFile, ...] = ()
+        self.rebuilt_files = 0
         names = [name for name in vfs.list_directory(directory) if index_file.is_file_name(name)]
         for name in names:
-            file = IndexFile(self._handles, directory / name, slots=slots, entries=entries)
+            file = IndexFile(self._handles, directory / name, slots=slots, entries=entries, sums=self._load_sums(name))
             if file.has_its_length:
                 self._files = (*self._files, file)
             else:
                 file.close()
-        # Files of other sizes (the settings have changed, or a broker had others) are made again.
-        self.is_whole = len(self._files) == len(names)
+        # Files of other sizes (the settings have changed, or a broker had others), or without their sums, are made again.
+        self.is_whole = len(self._files) == len(names) and all(file.has_sums for file in self._files)
         if self._files:
-            self._files[-1].load()
+            self.is_whole &= self._files[-1].load()
 
     @property
     def marks(self) -> dict[str, int]:
@@ -69,20 +101,52 @@ class KeyIndex:
         self.close()
         for name in self._vfs.list_directory(self._directory):
             self._vfs.remove(self._directory / name)
+            self._snapshots.remove(_sums_name(name))
         self._vfs.sync_directory(self._directory)
         self.is_whole = True
 
-    def feed(self, window: bytes, window_offset: int, scan: Scan) -> None:
-        """The records of a scan of `window`; those that it has are passed over."""
+    def feed(self, window: bytes, window_offset: int, scan: Scan | Stated) -> None:
+        """The records found in `window`; those that it has are passed over."""
         indexed_offset = max([file.header.end_offset for file in self._files if not file.header.is_empty], default=-1)
         is_new = scan.record_offsets > indexed_offset
-        found = key_scan.keys(window, window_offset, scan.record_offsets[is_new], scan.record_bytes[is_new])
+        found = _keys(window, window_offset, scan.record_offsets[is_new], scan.record_bytes[is_new])
         self._add(found.hashes, found.log_offsets, found.stored_at_ms)
 
     def sync(self) -> None:
         """Everything fed is durable on return."""
         if self._files:
-            self._files[-1].sync()
+            self._sync(self._files[-1])
+
+    def rebuild(self, path: PurePath, log_: CommitLog) -> Iterator[None]:
+        """Make the file again from the records whose keys it has; a window of the log for each step."""
+        if path == self._files[-1].path:
+            self._roll()  # it grows no more
+        old = next((file for file in self._files if file.path == path), None)
+        if old is None or not old.has_sums:
+            return  # dropped, or made again, meanwhile
+        begin, end = max(old.header.begin_offset, log_.first_offset), old.header.end_offset
+        made = self._make(self._scratch / f"rebuilt-{path.name}", old.header._replace(used_slots=0, next_entry=1))
+        try:
+            for piece in log_walk.stated(log_.segments, begin, log_.written_end):
+                kept = piece.record_offsets <= end
+                found = _keys(piece.data, piece.offset, piece.record_offsets[kept], piece.record_bytes[kept])
+                made.add(*[column[: made.room] for column in found])
+                if not kept.all():
+                    break
+                yield
+        except IndexError:
+            return  # its first segment was dropped meanwhile: the next try begins behind it
+        made.sync()
+        self._snapshots.save(_sums_name(path.name), Snapshot((made.sums.encode(),), {}))
+        made.close()
+        durable.name(self._vfs, made.path, path)
+        old.close()
+        made.path = path
+        made.unload()
+        made.trust()
+        self._files = tuple(made if file is old else file for file in self._files)
+        self.rebuilt_files += 1
+        log.error("key_index_rebuilt", file=str(path))
 
     def find(self, topic: str, key: str, *, from_ms: int, to_ms: int) -> Iterator[int]:
         """Log offsets of records that may have the key, stored in about [from_ms, to_ms], newest first.
@@ -116,6 +180,7 @@ class KeyIndex:
         for file in files:
             if self._vfs.exists(file.path):
                 self._vfs.remove(file.path)
+            self._snapshots.remove(_sums_name(file.path.name))
         if files:
             self._vfs.sync_directory(self._directory)
 
@@ -145,31 +210,46 @@ class KeyIndex:
         inherited = Header(0, 0, 0, 0, 0, 1)
         if self._files:
             last = self._files[-1]
-            last.sync()
+            self._sync(last)
             last.unload()
             end_ms, end_offset = last.header.end_stored_at_ms, last.header.end_offset
             inherited = Header(end_ms, end_ms, end_offset, end_offset, 0, 1)
             name = max(name, index_file.name_behind(last.path.name))
-        path = self._directory / name
+        # The sums first: a file without its sums is not believed by a start.
+        self._snapshots.save(_sums_name(name), Snapshot((IndexSums.of_empty(inherited, self._slots).encode(),), {}))
+        self._files = (*self._files, self._make(self._directory / name, inherited))
+
+    def _make(self, path: PurePath, header: Header) -> "IndexFile":
         length = index_file.file_bytes(self._slots, self._entries)
         durable.make_sized(self._vfs, path, length, scratch=self._scratch, with_space=False)
-        made = IndexFile(self._handles, path, slots=self._slots, entries=self._entries)
+        sums = IndexSums.of_empty(header, self._slots)
+        made = IndexFile(self._handles, path, slots=self._slots, entries=self._entries, sums=sums)
         made.load()
-        made.header = inherited
-        self._files = (*self._files, made)
+        return made
+
+    def _sync(self, file: "IndexFile") -> None:
+        if file.sync():
+            self._snapshots.save(_sums_name(file.path.name), Snapshot((file.sums.encode(),), {}))
+
+    def _load_sums(self, name: str) -> IndexSums | None:
+        kept = self._snapshots.load(_sums_name(name))
+        return None if kept is None else IndexSums.decode(kept.data, self._slots)
 
 
 class IndexFile:
     """One file; the newest one has its slots in memory."""
 
-    def __init__(self, handles: Handles, path: PurePath, *, slots: int, entries: int) -> None:
+    def __init__(self, handles: Handles, path: PurePath, *, slots: int, entries: int, sums: IndexSums | None) -> None:
+        """`sums`: of the state that the file is led back to; None where none are known, and what it says is not checked."""
         self.path = path
         self._handles = handles
         self._slots = slots
         self._entries = entries
         with self._use() as file:
             self.has_its_length = file.size() == index_file.file_bytes(slots, entries)
-            self.header = index_file.decode_header(file.read(0, HEADER_BYTES))
+            self.header = index_file.decode_header(file.read(0, HEADER_BYTES)) if sums is None else sums.header
+        self.sums = IndexSums.of_empty(self.header, slots) if sums is None else sums  # of what was written so far
+        self._checked = None if sums is None else sums.copy()  # what is read is compared with these
         self._newest: np.ndarray[Any, np.dtype[np.int32]] | None = None  # of each slot, the number of its newest entry
         self._dirty = np.zeros(0, np.bool_)  # blocks of slots that the file does not have yet
 
@@ -178,11 +258,22 @@ class IndexFile:
         """How many entries still fit. Entry 0 is never used."""
         return self._entries - self.header.next_entry
 
-    def load(self) -> None:
-        """Take the slots into memory, to be written to. After a crash some may point past what the header counts."""
+    @property
+    def has_sums(self) -> bool:
+        return self._checked is not None
+
+    def trust(self) -> None:
+        """This process has written all of it."""
+        self._checked = None
+
+    def load(self) -> bool:
+        """Take the slots into memory, to be written to. After a crash some may point past what the header counts.
+
+        False where they are not those of the sums.
+        """
         begin = index_file.slot_at(0)
         newest = np.zeros(self._slots, np.int32)
-        self._dirty = np.zeros(-(-self._slots // _BLOCK_SLOTS), np.bool_)
+        self._dirty = np.zeros(-(-self._slots // BLOCK_SLOTS), np.bool_)
         with self._use() as file:
             for data_begin, data_end in file.data_ranges(begin):
                 first, last = (data_begin - begin) // SLOT.itemsize, -(-(data_end - begin) // SLOT.itemsize)
@@ -192,15 +283,23 @@ class IndexFile:
                     newest[slot : slot + count] = np.frombuffer(piece, SLOT)
         self._newest = newest
         self._lead_back(newest)
+        checked = self._checked
+        raw = newest.astype(SLOT).tobytes()
+        step = BLOCK_SLOTS * SLOT.itemsize
+        return checked is None or all(checked.slots_match(at // step, raw[at : at + step]) for at in range(0, len(raw), step))
 
     def unload(self) -> None:
-        """Nothing more is written to it."""
+        """Nothing more is written to it, and everything is synced."""
         self._newest = None
+        if self._checked is not None:
+            self._checked = self.sums
 
     def add(self, hashes: Ints, log_offsets: Ints, times_ms: Ints) -> None:
         """Entries that fit. Readers see them once the slots point at them."""
         newest = self._newest
         assert newest is not None
+        if not len(hashes):
+            return
         header = self.header
         if header.is_empty:
             header = header._replace(begin_stored_at_ms=int(times_ms[0]), begin_offset=int(log_offsets[0]))
@@ -219,8 +318,10 @@ class IndexFile:
         entries["log_offset"] = log_offsets
         entries["seconds"] = index_file.seconds_between(header.begin_stored_at_ms, times_ms)
         entries["previous"] = previous
+        raw = entries.tobytes()
         with self._use() as file:
-            file.write(index_file.entry_at(self._slots, header.next_entry), entries.tobytes())
+            file.write(index_file.entry_at(self._slots, header.next_entry), raw)
+        self.sums.add_entries(header.next_entry, raw)
         touched = sorted_slots[is_last]
         used = int(np.count_nonzero(newest[touched] == 0))
         self.header = header._replace(
@@ -230,26 +331,27 @@ class IndexFile:
             next_entry=header.next_entry + count,
         )
         newest[touched] = sorted_numbers[is_last]
-        self._dirty[touched // _BLOCK_SLOTS] = True
+        self._dirty[touched // BLOCK_SLOTS] = True
 
-    def sync(self) -> None:
+    def sync(self) -> bool:
+        """Durable on return. False: nothing has changed. The sums are for the caller to save."""
         if not self._dirty.any():
-            return
+            return False
         with self._use() as file:
             file.sync()
             self._write_slots(file)
             file.sync()
             file.write(0, index_file.encode_header(self.header))
             file.sync()
+        self.sums.header = self.header
+        return True
 
     def chain(self, key_hash: int, *, from_ms: int, to_ms: int) -> Iterator[int]:
-        """Log offsets of the entries with this hash and a time in the range, newest first."""
+        """Log offsets of the entries with this hash and a time in the range, newest first. Raises DoubtfulIndex."""
         begin_ms = self.header.begin_stored_at_ms
         number = self._slot(key_hash % self._slots)
         while 0 < number < self._entries:
-            with self._use() as file:  # for each entry: this may stop at any of them for as long as the caller likes
-                raw = file.read(index_file.entry_at(self._slots, number), ENTRY.itemsize)
-            found_hash, log_offset, seconds, previous = np.frombuffer(raw, ENTRY)[0].tolist()
+            found_hash, log_offset, seconds, previous = np.frombuffer(self._entry(number), ENTRY)[0].tolist()
             stored_at_ms = begin_ms + seconds * 1000
             if stored_at_ms + 999 < from_ms:
                 return
@@ -269,9 +371,29 @@ class IndexFile:
         newest = self._newest
         if newest is not None:
             return int(newest[slot])
-        with self._use() as file:
-            raw = file.read(index_file.slot_at(slot), SLOT.itemsize)
-        return int.from_bytes(raw, "big", signed=True)
+        if self._checked is None:
+            return int.from_bytes(self._read(index_file.slot_at(slot), SLOT.itemsize), "big", signed=True)
+        first = slot - slot % BLOCK_SLOTS
+        raw = self._read(index_file.slot_at(first), min(BLOCK_SLOTS, self._slots - first) * SLOT.itemsize)
+        if not self._checked.slots_match(first // BLOCK_SLOTS, raw):
+            raise DoubtfulIndex(self.path)
+        at = (slot - first) * SLOT.itemsize
+        return int.from_bytes(raw[at : at + SLOT.itemsize], "big", signed=True)
+
+    def _entry(self, number: int) -> bytes:
+        checked = self._checked
+        if checked is None or number >= checked.header.next_entry:  # this process has written it
+            return self._read(index_file.entry_at(self._slots, number), ENTRY.itemsize)
+        block, first, count = checked.block_of(number)
+        raw = self._read(index_file.entry_at(self._slots, first), count * ENTRY.itemsize)
+        if not checked.entries_match(block, raw):
+            raise DoubtfulIndex(self.path)
+        at = (number - first) * ENTRY.itemsize
+        return raw[at : at + ENTRY.itemsize]
+
+    def _read(self, at: int, length: int) -> bytes:
+        with self._use() as file:  # each time: a search may stop anywhere for as long as its caller likes
+            return file.read(at, length)
 
     def _lead_back(self, newest: "np.ndarray[Any, np.dtype[np.int32]]") -> None:
         """Take out of the chains what the header does not count. Durable, since those entries will be written over."""
@@ -286,7 +408,7 @@ class IndexFile:
                     previous = int(np.frombuffer(raw, ENTRY)[0]["previous"]) if len(raw) == ENTRY.itemsize else 0
                     number = previous if 0 <= previous < number else 0
                 newest[slot] = number
-            self._dirty[ahead // _BLOCK_SLOTS] = True
+            self._dirty[ahead // BLOCK_SLOTS] = True
             self._write_slots(file)
             file.sync()
 
@@ -294,6 +416,31 @@ class IndexFile:
         assert self._newest is not None
         blocks = np.flatnonzero(self._dirty)
         for run in np.split(blocks, np.flatnonzero(np.diff(blocks) > 1) + 1):
-            begin, end = int(run[0]) * _BLOCK_SLOTS, min((int(run[-1]) + 1) * _BLOCK_SLOTS, self._slots)
-            file.write(index_file.slot_at(begin), self._newest[begin:end].astype(SLOT).tobytes())
+            begin, end = int(run[0]) * BLOCK_SLOTS, min((int(run[-1]) + 1) * BLOCK_SLOTS, self._slots)
+            raw = self._newest[begin:end].astype(SLOT).tobytes()
+            file.write(index_file.slot_at(begin), raw)
+            step = BLOCK_SLOTS * SLOT.itemsize
+            for at in range(0, len(raw), step):
+                self.sums.slots[begin // BLOCK_SLOTS + at // step] = crc32c(raw[at : at + step])
         self._dirty[:] = False
+
+
+def _sums_name(name: str) -> str:
+    """Of the snapshot with the sums of an index file."""
+    return f"key_index-{name}"
+
+
+def _keys(window: bytes, window_offset: int, record_offsets: Ints, record_bytes: Ints) -> Keys:
+    """The keys of these records, without those of a damaged one."""
+    try:
+        return key_scan.keys(window, window_offset, record_offsets, record_bytes)
+    except (DamagedRecord, ValueError, IndexError):
+        pass
+    is_whole = np.zeros(len(record_offsets), np.bool_)
+    for number, (offset, length) in enumerate(zip(record_offsets.tolist(), record_bytes.tolist(), strict=True)):
+        try:
+            records.decode(window[offset - window_offset : offset - window_offset + length])
+            is_whole[number] = True
+        except DamagedRecord:
+            pass
+    return key_scan.keys(window, window_offset, record_offsets[is_whole], record_bytes[is_whole])

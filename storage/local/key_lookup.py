@@ -6,16 +6,21 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import NamedTuple
 
+import structlog
+
+from storage.errors import CorruptRecord
 from storage.formats import record as records
 from storage.local import log_walk
 from storage.local.commit_log import CommitLog
 from storage.local.consume_queue import ConsumeQueue
-from storage.local.futures import in_lane
-from storage.local.key_index import KeyIndex
+from storage.local.futures import Repairs, in_lane
+from storage.local.key_index import DoubtfulIndex, KeyIndex
 from storage.local.runner import Lane, Runner
 from storage.message import QueueId, StoredMessage, TransactionBits
 
 _STEPS = 1_000  # records that a search looks at in one go
+log = structlog.get_logger()
+
 _NOT_DELIVERED = (TransactionBits.PREPARED, TransactionBits.ROLLBACK)
 
 
@@ -53,19 +58,35 @@ class KeyLookup:
         self._runner = runner
         self._indexed_end = indexed_end
         self._visible_end = visible_end
+        self._repairs = Repairs(runner)
 
     async def find(self, wanted: Wanted, *, max_messages: int) -> list[StoredMessage]:
-        """Newest first. Raises CorruptRecord."""
-        search = self._search(wanted)
+        """Newest first, without damaged ones. Raises CorruptRecord where those are all there is."""
+        while True:
+            try:
+                return await self._find(wanted, max_messages)
+            except DoubtfulIndex as doubt:
+                await self._repairs.run(partial(self._index.rebuild, doubt.path, self._log))
+
+    async def _find(self, wanted: Wanted, max_messages: int) -> list[StoredMessage]:
+        damage: list[CorruptRecord] = []
+        search = self._search(wanted, damage)
         found: list[StoredMessage] = []
         is_over = max_messages <= 0
         while not is_over:
             # A piece at a time: a key that a million messages have must not keep the lane from everybody else.
             is_over = await in_lane(self._runner, Lane.READ, partial(_advance, search, found, max_messages))
+        for one in damage:
+            log.error("not_looked_up", file=str(one.path), log_offset=one.physical_offset, reason=one.reason)
+        if damage and not found:
+            raise damage[0]
         return found
 
-    def _search(self, wanted: Wanted) -> Iterator[StoredMessage | None]:
-        """What is found, newest first; None for each record that was looked at in vain, so that the caller may pause."""
+    def _search(self, wanted: Wanted, damage: list[CorruptRecord]) -> Iterator[StoredMessage | None]:
+        """What is found, newest first; None for each record that was looked at in vain, so that the caller may pause.
+
+        Records that cannot be read are added to `damage`. Raises DoubtfulIndex.
+        """
         # Asked before the index is: what moves from the log into the index meanwhile is then met twice, and not missed.
         indexed_end = self._indexed_end()
         newer = self._in_log(wanted.key, indexed_end) if indexed_end < wanted.log_end else []
@@ -76,7 +97,12 @@ class KeyLookup:
         for log_offset in heapq.merge(newer, *older, reverse=True):
             if log_offset != last and log_offset < wanted.log_end:
                 last = log_offset
-                yield self._judge(log_offset, wanted)
+                try:
+                    found = self._judge(log_offset, wanted)
+                except CorruptRecord as one:
+                    damage.append(one)
+                    found = None
+                yield found
 
     def _judge(self, log_offset: int, wanted: Wanted) -> StoredMessage | None:
         record = self._log.read_at(log_offset)
@@ -95,8 +121,8 @@ class KeyLookup:
         """Records, newest first, in whose bytes the key stands somewhere."""
         sought = key.encode("utf-8")
         found: list[int] = []
-        for window in log_walk.windows(self._log.segments, begin, self._visible_end()):
-            begins = (window.scan.record_offsets - window.offset).tolist()
+        for window in log_walk.stated(self._log.segments, begin, self._visible_end()):
+            begins = (window.record_offsets - window.offset).tolist()
             at = window.data.find(sought, begins[0]) if begins else -1
             while at >= 0:
                 number = bisect_right(begins, at)

@@ -525,6 +525,7 @@ class LocalMessageStore:
             derive_lag_ms=self._deriver.lag_ms(),
             derive_error=self._deriver.last_error,
             rebuilt_entries=self._files.queue_check.rebuilt_entries,
+            rebuilt_index_files=self._files.key_index.rebuilt_files,
         )
 
     def pressure(self) -> float:

@@ -1,7 +1,7 @@
 """Messages from queues: from memory in the owner's thread, and what memory does not hold from the files in the read lane."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import groupby, takewhile
 from operator import itemgetter
@@ -12,7 +12,7 @@ from storage.formats import record as records
 from storage.formats.queue_entry import QueueEntry
 from storage.local.commit_log import CommitLog, Piece
 from storage.local.consume_queue import ConsumeQueue, ConsumeQueues, QueueFiles
-from storage.local.futures import in_lane
+from storage.local.futures import Repairs, in_lane
 from storage.local.queue_check import DoubtfulEntry, QueueCheck, is_of
 from storage.local.runner import Lane, Runner
 from storage.message import QueueId, StoredMessage
@@ -33,7 +33,7 @@ class Reader:
         self._files = files
         self._check = check
         self._runner = runner
-        self._repairing = asyncio.Lock()
+        self._repairs = Repairs(runner)
 
     async def read(self, queue: QueueId, queue_offset: int, *, max_messages: int, max_bytes: int) -> list[StoredMessage]:
         page = _Page(queue_offset, max_messages, max_bytes)
@@ -81,14 +81,7 @@ class Reader:
             try:
                 return await in_lane(self._runner, Lane.READ, job)
             except DoubtfulEntry as doubt:
-                await self._repair(doubt)
-
-    async def _repair(self, doubt: DoubtfulEntry) -> None:
-        """One after another: a file that is damaged as a whole is met by many readers, and repaired by the first."""
-        async with self._repairing:
-            steps = self._check.repair(self._queues[doubt.queue], doubt.queue_offset)
-            while not await in_lane(self._runner, Lane.DERIVE, partial(_is_over, steps)):
-                pass
+                await self._repairs.run(partial(self._check.repair, self._queues[doubt.queue], doubt.queue_offset))
 
     def _readable(self, queue: QueueId, queue_offset: int) -> ConsumeQueue:
         found = self._queues[queue]
@@ -200,11 +193,6 @@ class Reader:
                         return
             except CorruptRecord as damage:
                 page.end_at(damage)
-
-
-def _is_over(steps: Iterator[None]) -> bool:
-    """Take one step."""
-    return next(steps, steps) is steps
 
 
 class _Page:

@@ -47,6 +47,12 @@ class SnapshotFiles:
             scratch=self._directory.making,
         )
 
+    def remove(self, name: str) -> None:
+        """Where there is one; durable with whatever is saved next."""
+        path = self._directory.snapshots / name
+        if self._directory.vfs.exists(path):
+            self._directory.vfs.remove(path)
+
     def load(self, name: str) -> Snapshot | None:
         raw = durable.read_whole(self._directory.vfs, self._directory.snapshots / name)
         return None if raw is None else decode(raw)

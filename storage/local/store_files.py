@@ -60,17 +60,18 @@ class StoreFiles:
                 scratch=self.directory.making,
             )
             self._open.append(self.queue_files.close)
+            self.snapshots = SnapshotFiles(self.directory)
             self.key_index = KeyIndex(
                 vfs,
                 self.directory.key_index,
                 clock,
+                self.snapshots,
                 slots=options.index_slots,
                 entries=options.index_file_entries,
                 max_open=options.max_open_index_files,
                 scratch=self.directory.making,
             )
             self._open.append(self.key_index.close)
-            self.snapshots = SnapshotFiles(self.directory)
             self.delay_files = DelayFiles(self.directory, clock)
             self.space = self.measure()
         except BaseException:

@@ -5,22 +5,29 @@ import tarfile
 from collections import defaultdict
 from pathlib import Path, PurePath
 from random import Random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
+from storage.errors import CorruptRecord
 from storage.files.simulated import PowerCut, SimulatedDisk
-from storage.files.vfs import OsVfs
+from storage.files.vfs import OsVfs, Vfs
 from storage.formats import index_file, key_scan, properties, scan
 from storage.formats import record as records
+from storage.formats.names import file_name
 from storage.formats.queue_entry import tag_hash
 from storage.local.key_index import KeyIndex
+from storage.local.options import LocalStoreOptions
+from storage.local.snapshot_files import SnapshotFiles
 from storage.message import QueueId, TransactionBits
 from tests.support import logs
 from tests.support.builders import encoded, message
 from tests.support.clock import ManualClock
+from tests.support.simulation import ROOT, World
 
 FOLDER = PurePath("/store/index")
 ALWAYS = {"from_ms": 0, "to_ms": 1 << 62}
@@ -28,11 +35,23 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "rocketmq-5.3.3"
 
 
 def made(disk: SimulatedDisk, *, slots: int = 4, entries: int = 11, clock: ManualClock | None = None) -> KeyIndex:
-    for folder in (FOLDER, PurePath("/store/making")):
+    for folder in (FOLDER, PurePath("/store/making"), PurePath("/store/snapshots")):
         disk.make_directory(folder)
     return KeyIndex(
-        disk, FOLDER, clock or ManualClock(), slots=slots, entries=entries, max_open=2, scratch=PurePath("/store/making")
+        disk,
+        FOLDER,
+        clock or ManualClock(),
+        snapshots(disk),
+        slots=slots,
+        entries=entries,
+        max_open=2,
+        scratch=PurePath("/store/making"),
     )
+
+
+def snapshots(disk: Vfs) -> SnapshotFiles:
+    """In a store that has nothing else."""
+    return SnapshotFiles(SimpleNamespace(vfs=disk, snapshots=PurePath("/store/snapshots"), making=PurePath("/store/making")))
 
 
 class Log:
@@ -158,7 +177,9 @@ def test_every_key_of_a_brokers_store_is_found_in_the_brokers_own_index(tmp_path
     with tarfile.open(fileobj=lzma.open(GOLDEN / "public-1.tar.xz")) as archive:
         archive.extractall(tmp_path, filter="data")
     store = tmp_path / "store"
-    index = KeyIndex(OsVfs(), store / "index", ManualClock(), slots=5_000, entries=20_000, max_open=2, scratch=tmp_path)
+    index = KeyIndex(
+        OsVfs(), store / "index", ManualClock(), snapshots(OsVfs()), slots=5_000, entries=20_000, max_open=2, scratch=tmp_path
+    )
 
     rebuilt_disk = SimulatedDisk()
     rebuilt = made(rebuilt_disk, slots=5_000, entries=20_000)
@@ -302,3 +323,80 @@ def test_a_chain_that_was_damaged_into_a_circle_ends():
     file.write(last + 16, (4).to_bytes(4, "big"))
 
     assert len(list(index.find("orders", "a", **ALWAYS))) == 1
+
+
+@pytest.mark.parametrize("what", ["a slot", "an entry", "junk", "the header"])
+@pytest.mark.parametrize("file_number", [0, -1])
+def test_a_damaged_index_file_hides_no_message_and_is_made_again(what, file_number):
+    disk = SimulatedDisk()
+    options = LocalStoreOptions(
+        segment_bytes=16_384, prepare_ahead_bytes=8_192, index_slots=16, index_file_entries=40, queue_file_entries=10
+    )
+
+    async def fill(world: World) -> None:
+        store = await world.open_store(options)
+        await store.create_topic("orders", queue_count=1)
+        for n in range(50):
+            await store.append([message(message_id=f"m{n}", key=f"key-{n % 5}")])
+        await store.aclose()
+
+    async def look(world: World) -> None:
+        store = await world.open_store(options)
+        for n in range(50):
+            (found,) = await store.find_messages(f"m{n}", topics=["orders"], by_id=True, max_messages=2)
+            assert found.queue_offset == n
+        for n in range(5):
+            found_by_key = await store.find_messages(f"key-{n}", topics=["orders"], max_messages=20)
+            assert [one.queue_offset for one in found_by_key] == list(range(45 + n, -1, -5))
+        rebuilt.append(store.status().rebuilt_index_files + store.recovery.replayed_records)
+        await store.aclose()
+
+    rebuilt: list[int] = []
+    with World(disk, 1) as world:
+        world.call(fill(world))
+    disk = world.disk.after_kill()
+    folder = ROOT / "index"
+    path = folder / disk.list_directory(folder)[file_number]
+    begin, end = {
+        "a slot": (index_file.slot_at(3), index_file.slot_at(4)),
+        "an entry": (index_file.entry_at(16, 2), index_file.entry_at(16, 3)),
+        "junk": (0, index_file.file_bytes(16, 40)),
+        "the header": (0, index_file.HEADER_BYTES),
+    }[what]
+    disk.open(path).write(begin, bytes([0x5A]) * (end - begin))
+    for life in (2, 3):
+        with World(disk, life) as world:
+            world.call(look(world))
+        disk = world.disk.after_kill()
+
+    assert rebuilt[0] or what == "the header", "what decides is beside the file"
+    assert rebuilt[1] == 0
+
+
+def test_a_lookup_by_key_answers_without_a_damaged_record_and_fails_where_there_is_nothing_else():
+    options = LocalStoreOptions(segment_bytes=16_384, prepare_ahead_bytes=8_192, index_slots=16, index_file_entries=40)
+    places: list[int] = []
+
+    async def fill(world: World) -> None:
+        store = await world.open_store(options)
+        await store.create_topic("orders", queue_count=1)
+        for n in range(3):
+            (appended,) = await store.append([message(b"x" * 50, message_id=f"m{n}", key="shop")])
+            places.append(appended.log_offset or 0)
+        await store.aclose()
+
+    async def look(world: World) -> None:
+        store = await world.open_store(options)
+        with capture_logs() as told:
+            found = await store.find_messages("shop", topics=["orders"], max_messages=5)
+        assert [one.message_id for one in found] == ["m2", "m0"]
+        assert [one["log_offset"] for one in told if one["event"] == "not_looked_up"] == [places[1]]
+        with pytest.raises(CorruptRecord):
+            await store.find_messages("m1", topics=["orders"], by_id=True, max_messages=1)
+
+    with World(SimulatedDisk(), 1) as world:
+        world.call(fill(world))
+    disk = world.disk.after_kill()
+    disk.open(ROOT / "commitlog" / file_name(0)).write(places[1] + 100, b"y")
+    with World(disk, 2) as world:
+        world.call(look(world))
