@@ -8,7 +8,7 @@ from tests.support.server import Server
 
 LOOPS = [
     *("retention", "schedules", "schedule_snapshots", "cron", "cron_snapshots", "leases", "redrive", "lease_snapshots"),
-    *("requests", "request_snapshots", "checkback", "webhooks", "snapshots", "deriver"),
+    *("requests", "request_snapshots", "checkback", "webhooks", "snapshots", "deriver", "registry"),
 ]
 
 
