@@ -156,10 +156,15 @@ def check_depth(text: bytes, depth: int) -> None:
     left = MAX_DEPTH - depth
     if text.count(b"[") + text.count(b"{") <= left:
         return
+    if depth_of(text) > left:
+        raise _too_deep()
+
+
+def depth_of(text: bytes) -> int:
+    """How many arrays and objects of a JSON text are open at once, at most."""
     outside_of_texts = b"".join(text.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
     steps = _STEPS[np.frombuffer(outside_of_texts, np.uint8)]
-    if np.cumsum(steps, dtype=np.int32).max(initial=0) > left:
-        raise _too_deep()
+    return int(np.cumsum(steps, dtype=np.int32).max(initial=0))
 
 
 # ----------------------------------------------------------------------------------------------------------------- times

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.exchange import HEADERS, JSON_LINES, Call, FileReply, Reply
 from app.problems import MEDIA_TYPE, PROBLEMS, Refusal, as_refusal, invalid_field
+from app.registry.payload_schema import until_checked
 from app.services import Services
 from storage.errors import MessagingError
 
@@ -186,7 +187,7 @@ async def answer(request: Request, handler: Handler, *parameters: Any) -> Respon
     services: Services = request.app.state.get_services()
     with _under_pressure(request, services):
         call = _call(request, _query(request), await request.body())
-        reply = await handler(services, call, *parameters)
+        reply = await until_checked(lambda: handler(services, call, *parameters))
     if isinstance(reply, FileReply):
         headers = {
             "Content-Disposition": f'attachment; filename="{reply.name}"',

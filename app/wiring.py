@@ -238,6 +238,7 @@ class Wiring:
         topics = Topics(database, store, clock, limits, creates_on_use=settings.dev, retention_ms=settings.local.retention_ms)
         producer_groups = ProducerGroups(database, clock, Vault(settings.webhook.encryption_keys), limits)
         consumer_groups = ConsumerGroups(database, clock, limits)
+        stack.push_async_callback(topics.schema_process.aclose)
         transactions = TransactionCoordinator(
             store, clock, identifiers, settings.txn, put_off=put_off, on_decided=self._metrics.note_decided
         )

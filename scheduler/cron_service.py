@@ -5,7 +5,7 @@ message and a mark, and how far each schedule is settled is what the marks say. 
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -60,7 +60,7 @@ class CronService:
         clock: Clock,
         options: ScheduleOptions,
         *,
-        build: Callable[[CronSchedule, int], Message],
+        build: Callable[[CronSchedule, int], Awaitable[Message]],
         on_settled: Callable[[str, int], None] = lambda event, late_ms: None,
     ) -> None:
         """`build`: the message of an occurrence; raises RejectedError. `on_settled` is told what came of each, and how late."""
@@ -220,7 +220,7 @@ class CronService:
             while due := self.table.due(now_ms):
                 steps: list[Step] = []
                 for number, item in enumerate(due, 1):
-                    added = self._steps(item, now_ms)
+                    added = await self._steps(item, now_ms)
                     steps += added
                     if number % _SLICE == 0 or len(added) > 1:  # to make up for what was missed takes its time
                         await asyncio.sleep(0)
@@ -263,7 +263,7 @@ class CronService:
         for item in [item for item in self.table if item.state is CronState.SET_ASIDE]:
             self.table.put(item.schedule)
 
-    def _steps(self, item: CronItem, now_ms: int) -> list[Step]:
+    async def _steps(self, item: CronItem, now_ms: int) -> list[Step]:
         schedule, line, first_ms = item.schedule, item.line, item.next_ms
         assert line is not None
         assert first_ms is not None
@@ -271,7 +271,7 @@ class CronService:
             planned = plan(
                 line, schedule.catch_up, first_ms=first_ms, now_ms=now_ms, grace_ms=self._options.cron_grace_ms
             )  # fmt: skip
-            steps = [self._firing(item, moment_ms) for moment_ms in planned.fire]
+            steps = [await self._firing(item, moment_ms) for moment_ms in planned.fire]
         except Exception as error:  # nobody knows what else may be wrong with one; it must not keep the others
             log.exception("cron_set_aside", schedule_id=item.schedule_id)
             self.table.set_aside(item, f"{type(error).__name__}: {error}"[:1_000])
@@ -282,11 +282,11 @@ class CronService:
             steps.insert(0, Step(item, skipped, ()))
         return steps
 
-    def _firing(self, item: CronItem, moment_ms: int) -> Step:
+    async def _firing(self, item: CronItem, moment_ms: int) -> Step:
         if moment_ms in item.settled.fired_ahead:
             return Step(item, Skipped(schedule_id=item.schedule_id, settled_ms=moment_ms, since_ms=moment_ms), ())
         try:
-            message = self._build(item.schedule, moment_ms)
+            message = await self._build(item.schedule, moment_ms)
         except RejectedError as refused:
             return Step(item, self._aside(item, moment_ms, refused), ())
         fired = Fired(schedule_id=item.schedule_id, settled_ms=moment_ms, message_id=message.message_id)

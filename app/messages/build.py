@@ -43,7 +43,7 @@ def build(
     `traceparent`: of the request; it goes with the message as a property, unless the sender set that himself.
 
     A delay is noted on the message (`scheduler/scheduled_message.py`), which is still one for its real queue.
-    Raises Refusal (its pointers are within the message), MessageTooLarge, UnsupportedCombination, UnknownQueue.
+    Raises Refusal (its pointers are within the message), MessageTooLarge, UnsupportedCombination, UnknownQueue, ChecksPending.
     """
     body, content_type = _body(given, depth) if raw_body is None else (raw_body, _content_type(given))
     _check_size(body, topic.settings.max_message_bytes, f"topic {topic.name}")

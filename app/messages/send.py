@@ -13,6 +13,7 @@ from app.exchange import Call, Reply, reply
 from app.messages.build import build
 from app.messages.schemas import BatchEntry, BatchInput, BatchResult, BatchSendResult, LooseBatch, MessageInput, Receipt
 from app.problems import Problem, Refusal, as_refusal, document, invalid_field
+from app.registry.payload_schema import ChecksPending
 from app.registry.topics import Topic
 from app.sent_key_table import Sent
 from app.sent_keys import KeyedRequest
@@ -65,6 +66,7 @@ async def send_batch(services: Services, call: Call, topic_name: str) -> Reply:
     now_ms = services.clock.wall_ms()
     messages: dict[int, Message] = {}
     refusals: dict[int, Refusal] = {}
+    pending = []
     for index, (entry, message_id) in enumerate(zip(entries, message_ids, strict=True)):
         given = entry.message
         try:
@@ -79,8 +81,12 @@ async def send_batch(services: Services, call: Call, topic_name: str) -> Reply:
                 traceparent=traceparent,
             )
             messages[index] = scheduled_message.put_off(built, now_ms)
+        except ChecksPending as one:
+            pending += one.checks
         except (Refusal, MessagingError) as error:
             refusals[index] = _refused_entry(error, index)
+    if pending:
+        raise ChecksPending(pending)
     if is_atomic and refusals:
         raise _one_refusal(refusals.values())
     refused = {index: document(refusal) for index, refusal in refusals.items()}

@@ -19,12 +19,13 @@ from app.messages.build import build
 from app.messages.schemas import BatchEntry, BatchResult, LooseEntry, MessageInput
 from app.messages.send import append_all, begin_keyed, decode_message, receipt_of, status_of, strongest_of
 from app.problems import Refusal, as_refusal, document, invalid_field
+from app.registry.payload_schema import until_checked
 from app.registry.topics import Topic
 from app.sent_keys import KeyedRequest
 from app.services import Services
 from scheduler import scheduled_message
 from storage.errors import MessagingError, RejectedError
-from storage.message import Message
+from storage.message import Appended, Message
 
 WINDOW_LINES = 1_000  # taken and not answered yet
 _WINDOW_BYTES = 8 << 20  # of lines in the window, or one line that is larger
@@ -110,6 +111,11 @@ class _Line(NamedTuple):
     print: str
 
 
+class _Built(NamedTuple):
+    line: _Line
+    message: Message
+
+
 class _Piece(NamedTuple):
     """Lines that were taken together. `answers`: in their order; it never fails."""
 
@@ -171,7 +177,8 @@ class _Stream:
         judged = [self._judge(line) for line in lines]
         # Each append begins before that of the next piece, so that the messages keep the order of their lines.
         if self._key is None:
-            answers = asyncio.ensure_future(self._append_together(judged))
+            built = [await self._build(line) for line in judged]
+            answers = asyncio.ensure_future(self._append_together(built))
             self.pieces.put_nowait(_Piece(len(lines), size, answers))
         else:
             beginning = asyncio.ensure_future(self._append_by_key(judged))
@@ -221,19 +228,25 @@ class _Stream:
 
     # --------------------------------------------------------------------------------------------------------- without key
 
-    async def _append_together(self, judged: Sequence[_Line | BatchResult]) -> list[BatchResult]:
+    async def _build(self, line: _Line | BatchResult) -> _Built | BatchResult:
+        if isinstance(line, BatchResult):
+            return line
+        try:
+            return _Built(line, await until_checked(lambda: self._built_later(line)))
+        except (Refusal, MessagingError) as error:
+            return _refused(line.id, error)
+
+    async def _built_later(self, line: _Line) -> Message:
+        return self._built(line)
+
+    async def _append_together(self, built: Sequence[_Built | BatchResult]) -> list[BatchResult]:
         """All that can be, in one append."""
-        answers = {index: answer for index, answer in enumerate(judged) if isinstance(answer, BatchResult)}
-        lines = {index: line for index, line in enumerate(judged) if isinstance(line, _Line)}
-        messages: dict[int, Message] = {}
-        for index, line in lines.items():
-            try:
-                messages[index] = self._built(line)
-            except (Refusal, MessagingError) as error:
-                answers[index] = _refused(line.id, error)
-        if messages:
+        answers = {index: answer for index, answer in enumerate(built) if isinstance(answer, BatchResult)}
+        lines = {index: one.line for index, one in enumerate(built) if isinstance(one, _Built)}
+        if lines:
+            messages = {index: one.message for index, one in enumerate(built) if isinstance(one, _Built)}
             answers |= await self._append(lines, messages)
-        return [answers[index] for index in range(len(judged))]
+        return [answers[index] for index in range(len(built))]
 
     async def _append(self, lines: dict[int, _Line], messages: dict[int, Message]) -> dict[int, BatchResult]:
         """By index. Where the engine refuses them together, each is tried by itself."""
@@ -265,18 +278,14 @@ class _Stream:
         return [await self._append_once(line) if isinstance(line, _Line) else line for line in judged]
 
     async def _append_once(self, line: _Line) -> Answer:
-        services, topic = self._services, self._topic
-        request = KeyedRequest(f"sendMessageStream {topic.name}", f"{self._key} {line.id}", line.print)
         try:
-            before = await services.sent_keys.sent_before(request, window_ms=topic.settings.dedup_window_ms)
-            if before is not None:
-                ((stored, place),) = await services.sent_keys.find(before)
-                return BatchResult(id=line.id, status=before.status, receipt=receipt_of(stored, place, deduplicated=True))
-            message = self._built(line)
-            durability = strongest_of([line.given])
-            appending = begin_keyed(services, request, topic, {0: message}, durability)
+            begun = await until_checked(lambda: self._begin_once(line))
         except (Refusal, MessagingError) as error:
             return _refused(line.id, error)
+        if isinstance(begun, BatchResult):
+            return begun
+        message, appending = begun
+        services, durability = self._services, strongest_of([line.given])
 
         async def appended() -> BatchResult:
             try:
@@ -287,6 +296,17 @@ class _Stream:
             return BatchResult(id=line.id, status=status_of(services, place, durability), receipt=receipt_of(message, place))
 
         return appended()
+
+    async def _begin_once(self, line: _Line) -> BatchResult | tuple[Message, Awaitable[list[Appended]]]:
+        """What became of the line before, or the append that has begun. Raises Refusal, MessagingError, ChecksPending."""
+        services, topic = self._services, self._topic
+        request = KeyedRequest(f"sendMessageStream {topic.name}", f"{self._key} {line.id}", line.print)
+        before = await services.sent_keys.sent_before(request, window_ms=topic.settings.dedup_window_ms)
+        if before is not None:
+            ((stored, place),) = await services.sent_keys.find(before)
+            return BatchResult(id=line.id, status=before.status, receipt=receipt_of(stored, place, deduplicated=True))
+        message = self._built(line)
+        return message, begin_keyed(services, request, topic, {0: message}, strongest_of([line.given]))
 
 
 def _refused(entry_id: str | UnsetType, error: Refusal | MessagingError) -> BatchResult:

@@ -11,7 +11,8 @@ from sqlalchemy import Connection, delete, insert, select, update
 from app.problems import Refusal
 from app.registry.database import Database, rows
 from app.registry.options import LimitOptions, check_limit
-from app.registry.payload_schema import PayloadSchema
+from app.registry.payload_schema import PayloadSchema, RefusedSchema
+from app.registry.schema_process import SchemaProcess
 from app.registry.tables import topics as table
 from storage.clock import Clock
 from storage.errors import InvalidRequest, ReservedName, TopicExists, UnknownQueue, UnknownTopic
@@ -54,15 +55,21 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Topic:
     """A topic that exists."""
 
-    def __init__(self, settings: TopicSettings, *, created_at_ms: int, revision: int) -> None:
-        """Raises Refusal where its schema is none."""
+    def __init__(
+        self,
+        settings: TopicSettings,
+        payload_schema: PayloadSchema | RefusedSchema | None,
+        *,
+        created_at_ms: int,
+        revision: int,
+    ) -> None:
         self.created_at_ms = created_at_ms
         self._next_queue = 0
-        self.adopt(settings, revision=revision)
+        self.adopt(settings, payload_schema, revision=revision)
 
-    def adopt(self, settings: TopicSettings, *, revision: int) -> None:
-        """These settings from now on, for whoever holds this topic. Raises Refusal where its schema is none."""
-        self.payload_schema = _compiled(settings.schema)
+    def adopt(self, settings: TopicSettings, payload_schema: PayloadSchema | RefusedSchema | None, *, revision: int) -> None:
+        """These settings from now on, for whoever holds this topic. `payload_schema`: the schema that is enforced."""
+        self.payload_schema = payload_schema
         self.settings = settings
         self.revision = revision
         self._queues = [QueueId(settings.topic, number) for number in range(settings.queues)]
@@ -83,14 +90,6 @@ class Topic:
         queue = self._queues[self._next_queue]
         self._next_queue = (queue.number + 1) % len(self._queues)
         return queue
-
-
-def _compiled(schema: TopicSchema | None) -> PayloadSchema | None:
-    """None where nothing is enforced; one that is not enforced is one all the same."""
-    if schema is None:
-        return None
-    compiled = PayloadSchema(schema.json.encode(), pointer="/schema/json")
-    return compiled if schema.mode == ENFORCE else None
 
 
 class Topics:
@@ -116,6 +115,7 @@ class Topics:
         self._limits = limits
         self._creates_on_use = creates_on_use
         self._retention_ms = retention_ms
+        self.schema_process = SchemaProcess()
         self._topics: dict[str, Topic] = {}
         self._deleting: dict[str, Topic] = {}
         self._creating = asyncio.Lock()
@@ -126,7 +126,8 @@ class Topics:
             created_at_ms, revision = values.pop("created_at_ms"), values.pop("revision")
             topics = self._deleting if values.pop("is_being_deleted") else self._topics
             settings = msgspec.convert(values, TopicSettings)
-            topics[settings.topic] = Topic(settings, created_at_ms=created_at_ms, revision=revision)
+            schema = self._stored_schema(settings)
+            topics[settings.topic] = Topic(settings, schema, created_at_ms=created_at_ms, revision=revision)
             await self._store.create_topic(settings.topic, queue_count=settings.queues)
         stored: Mapping[str, int] = await self._store.topics() if isinstance(self._store, TopicListing) else {}
         for name, queue_count in stored.items():
@@ -205,7 +206,7 @@ class Topics:
                 detail = f"topic {name} has {topic.settings.queues} queues; their number only grows"
                 raise InvalidRequest(detail, pointer="/queues")
             self._check_queues(settings.queues - topic.settings.queues)
-            _compiled(settings.schema)
+            schema = self._schema(settings) if settings.schema != topic.settings.schema else topic.payload_schema
             revision = topic.revision + 1
 
             def save(connection: Connection) -> None:
@@ -214,7 +215,7 @@ class Topics:
 
             await self._database.run(save)
             await self._store.create_topic(name, queue_count=settings.queues)
-            topic.adopt(settings, revision=revision)
+            topic.adopt(settings, schema, revision=revision)
             return topic
 
     def being_deleted(self) -> list[str]:
@@ -252,7 +253,23 @@ class Topics:
         check_limit(known + deleted + more, self._limits.max_queues, "queues of all topics", pointer="/queues")
 
     def _new(self, settings: TopicSettings) -> Topic:
-        return Topic(settings, created_at_ms=self._clock.wall_ms(), revision=1)
+        return Topic(settings, self._schema(settings), created_at_ms=self._clock.wall_ms(), revision=1)
+
+    def _schema(self, settings: TopicSettings) -> PayloadSchema | None:
+        """The schema that is enforced; one that is not enforced must be right too. Raises Refusal."""
+        if settings.schema is None:
+            return None
+        compiled = PayloadSchema(settings.schema.json.encode(), pointer="/schema/json", process=self.schema_process)
+        return compiled if settings.schema.mode == ENFORCE else None
+
+    def _stored_schema(self, settings: TopicSettings) -> PayloadSchema | RefusedSchema | None:
+        """The schema of a stored topic. A limit may be younger than the schema: that keeps no service from its start."""
+        try:
+            return self._schema(settings)
+        except Refusal as refusal:
+            log.warning("topic_schema_refused", topic=settings.topic, reason=refusal.detail)
+            assert settings.schema is not None
+            return RefusedSchema(refusal.detail) if settings.schema.mode == ENFORCE else None
 
     async def _add(self, topic: Topic) -> Topic:
         settings = topic.settings

@@ -1,6 +1,6 @@
 """From what a cron schedule was given to the message of one occurrence: checked when it is given, built when it fires."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 from msgspec import UNSET
@@ -9,6 +9,7 @@ from app import codec
 from app.messages.build import build
 from app.messages.schemas import MessageInput
 from app.problems import Refusal, invalid_field
+from app.registry.payload_schema import until_checked
 from app.registry.topics import Topic, Topics
 from scheduler.cron_schedule import CronSchedule
 from storage.clock import Clock
@@ -24,12 +25,13 @@ _DEPTH = 2  # of the value of its `json` field in the request
 _decoder = msgspec.json.Decoder(MessageInput)
 
 
-def builder(topics: Topics, identifiers: Identifiers, clock: Clock) -> Callable[[CronSchedule, int], Message]:
+def builder(topics: Topics, identifiers: Identifiers, clock: Clock) -> Callable[[CronSchedule, int], Awaitable[Message]]:
     """What makes the message of an occurrence; raises RejectedError."""
 
-    def build_occurrence(schedule: CronSchedule, moment_ms: int) -> Message:
+    async def build_occurrence(schedule: CronSchedule, moment_ms: int) -> Message:
         topic = topics.get(schedule.topic)
-        try:
+
+        async def build_once() -> Message:
             return _build(
                 _decoder.decode(schedule.message),
                 topic,
@@ -38,6 +40,9 @@ def builder(topics: Topics, identifiers: Identifiers, clock: Clock) -> Callable[
                 message_id=identifiers.new("msg"),
                 now_ms=clock.wall_ms(),
             )
+
+        try:
+            return await until_checked(build_once)
         except Refusal as refusal:  # the topic is not any more what it was when the schedule was made
             raise InvalidMessage(refusal.detail) from None
 

@@ -11,6 +11,7 @@ from app import codec, pages
 from app.exchange import Call, Reply, reply
 from app.messages.build import build, check_text
 from app.problems import FieldError, Refusal, as_refusal, invalid_field
+from app.registry.payload_schema import ChecksPending
 from app.services import Services
 from app.transactions.explain import Known
 from app.transactions.explain import explain as in_words
@@ -63,10 +64,14 @@ async def begin(services: Services, call: Call) -> Reply:
     services.producer_groups.check_name(given.producer_group)
     message_ids = services.identifiers.many("msg", len(given.messages))
     now_ms = services.clock.wall_ms()
-    messages = [
-        _build(services, call, one, index, message_id=message_id, now_ms=now_ms)
-        for index, (one, message_id) in enumerate(zip(given.messages, message_ids, strict=True))
-    ]
+    messages, pending = [], []
+    for index, (one, message_id) in enumerate(zip(given.messages, message_ids, strict=True)):
+        try:
+            messages.append(_build(services, call, one, index, message_id=message_id, now_ms=now_ms))
+        except ChecksPending as checks:
+            pending += checks.checks
+    if pending:
+        raise ChecksPending(pending)
     # Only now, so that a refused request leaves no topic and no group behind.
     for name in {one.topic for one in given.messages}:
         await services.topics.get_or_create(name)

@@ -400,7 +400,7 @@ class Service:
             day.registry,
             clock,
             options,
-            build=lambda schedule, moment_ms: _message(f"{schedule.schedule_id}@{moment_ms}", REPORTS),
+            build=_occurrence,
         )
         sender = CheckSender(self.coordinator, day, clock, chance=world.randomness.random)
         await self.schedules.start()
@@ -448,6 +448,10 @@ class Service:
         )
         if schedule.schedule_id not in self._day.registry.kept:
             await self.cron.create(schedule, key_window_ms=WINDOW_MS)
+
+
+async def _occurrence(schedule: CronSchedule, moment_ms: int) -> Message:
+    return _message(f"{schedule.schedule_id}@{moment_ms}", REPORTS)
 
 
 def _message(name: str, queue: QueueId = ORDERS) -> Message:

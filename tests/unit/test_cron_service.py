@@ -74,7 +74,7 @@ class House:
     def now_ms(self) -> int:
         return self.world.clock.wall_ms()
 
-    def build(self, schedule: CronSchedule, moment_ms: int) -> Message:
+    async def build(self, schedule: CronSchedule, moment_ms: int) -> Message:
         if schedule.topic == "refused":
             raise InvalidMessage("too large by now")
         if schedule.topic == "broken":
@@ -443,9 +443,12 @@ def test_one_that_is_a_riddle_is_set_aside_with_the_reason_and_tried_again_after
         riddle = house.service.get("riddle")
         assert (riddle.state, riddle.reason) == (CronState.SET_ASIDE, "ZeroDivisionError: a mistake of ours")
         assert house.service.table.set_aside_count == 1
-        house.service._build = lambda schedule, moment_ms: Message(
-            queue=ORDERS, message_id="", body=f"{schedule.schedule_id} again".encode(), born_at_ms=0
-        )
+
+        async def build(schedule: CronSchedule, _: int) -> Message:
+            body = f"{schedule.schedule_id} again".encode()
+            return Message(queue=ORDERS, message_id="", body=body, born_at_ms=0)
+
+        house.service._build = build
         assert (await house.run(MINUTE))[1:] == ["good again", "riddle again"]
 
     in_house(life)

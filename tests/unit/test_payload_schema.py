@@ -1,19 +1,21 @@
 """What a topic says of the JSON of its messages: compiled without a look outside, judged without a word of what was sent."""
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from app.problems import Refusal
-from app.registry.payload_schema import PayloadSchema
+from app.registry.payload_schema import ChecksPending, PayloadSchema, RefusedSchema, until_checked
+from app.registry.schema_process import SchemaProcess
 
 
 def compiled(schema: object) -> PayloadSchema:
-    return PayloadSchema(json.dumps(schema).encode(), pointer="/schema/json")
+    return PayloadSchema(json.dumps(schema).encode(), pointer="/schema/json", process=SchemaProcess(cpu_seconds=0.2))
 
 
 @contextmanager
@@ -99,3 +101,95 @@ def test_numbers_of_any_size_are_judged():
     big.check(str(10**30).encode(), pointer="/json")
     with pytest.raises(Refusal):
         big.check(str(-(10**30)).encode(), pointer="/json")
+
+
+# ----------------------------------------------------------------------------------------------- checks beside the loop
+
+TWICE = {"type": "array", "items": {"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}}
+
+
+def nested(levels: int, leaf: bytes = b"") -> bytes:
+    return b"[" * levels + leaf + b"]" * levels
+
+
+async def checked(schema: PayloadSchema, body: bytes) -> list[tuple[str, str]]:
+    """(pointer, code) of each error, or of the refusal where it names none."""
+
+    async def build() -> None:
+        schema.check(body, pointer="/json")
+
+    try:
+        await until_checked(build)
+    except Refusal as refused:
+        return [(error.pointer, error.code) for error in refused.errors] or [("", refused.code)]
+    return []
+
+
+@pytest.mark.parametrize(
+    ("schema", "small", "large"),
+    [
+        (TWICE, nested(4), nested(20)),
+        ({"items": {"type": "integer"}}, b"[1]", b"[" + b"1," * 200_000 + b"1]"),
+        ({"uniqueItems": True}, b'[{"a":1},{}]', json.dumps([{"a": number} for number in range(20_000)]).encode()),
+        ({"pattern": r"^(.*a.{200}){3}$"}, b'"ab"', b'"' + b"ab" * 50_000 + b'"'),
+        ({"enum": [{"a": [number]} for number in range(3_000)]}, b"{}", b'[{"a":[2999]},' + b'{"a":[2998]},' * 100 + b"1]"),
+        ({"$dynamicRef": "#here", "$dynamicAnchor": "here"}, None, b"1"),
+        ({"$defs": {"a": {"$id": "http://a.example/", "$defs": {"b": {}}}}, "$ref": "http://a.example/#/$defs/b"}, None, b"1"),
+    ],
+    ids=["recursive", "items", "unique", "pattern", "enum", "dynamic", "base"],
+)
+def test_a_check_that_may_take_long_does_not_run_on_the_event_loop(schema, small, large):
+    compiled_schema = compiled(schema)
+
+    with pytest.raises(ChecksPending):
+        compiled_schema.check(large, pointer="/json")
+    if small is not None:
+        with suppress(Refusal):
+            compiled_schema.check(small, pointer="/json")
+
+
+async def test_the_process_finds_the_errors_that_the_loop_would_find():
+    numbers = compiled({"items": {"type": "integer"}})
+
+    assert await checked(numbers, b"[" + b"1," * 200_000 + b"1]") == []
+    assert await checked(numbers, b"[" + b"1," * 200_000 + b'"x"]') == [("/json/200000", "schema")]
+    assert await checked(numbers, b"[" + b"1," * 200_000 + b"1") == [("/json", "schema")]
+
+
+async def test_a_check_over_its_limit_of_time_is_an_answer_and_the_next_one_is_made():
+    twice = compiled(TWICE)
+
+    assert await checked(twice, nested(100, b"1")) == [("/json", "limit_reached")]
+    assert await checked(twice, nested(8, b"[],[]")) == []
+    assert await checked(twice, nested(100, b"1")) == [("/json", "limit_reached")]
+
+
+async def test_the_answer_to_a_client_that_has_left_is_not_given_to_the_next():
+    numbers, texts = compiled({"items": {"type": "integer"}}), compiled({"items": {"type": "string"}})
+    texts._process = numbers._process
+    body = b"[" + b"1," * 200_000 + b"1]"
+    assert await checked(numbers, body) == []
+    leaving = asyncio.ensure_future(checked(numbers, body))
+    for _ in range(10):  # until the process has the question
+        await asyncio.sleep(0)
+
+    leaving.cancel()
+    await asyncio.wait([leaving])
+
+    assert await checked(texts, body) == [("/json/0", "schema")]
+
+
+async def test_more_checks_than_may_wait_are_refused_as_overloaded():
+    twice = compiled(TWICE)
+
+    found = await asyncio.gather(*(checked(twice, nested(20 + number)) for number in range(20)))
+
+    assert (found.count([]), found.count([("", "overloaded")])) == (16, 4)
+
+
+def test_a_stored_schema_over_a_limit_refuses_messages_and_says_why():
+    with pytest.raises(Refusal) as refused:
+        RefusedSchema("it is too large").check(b"1", pointer="/json")
+
+    assert [(error.pointer, error.code) for error in refused.value.errors] == [("/json", "limit_reached")]
+    assert "it is too large" in refused.value.detail
