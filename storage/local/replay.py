@@ -66,11 +66,10 @@ class Replay:
                 self._queues.delete(topic)
                 self._found = {at: queue for at, queue in self._found.items() if queue.id.topic != topic}
         for queue, end in ends:
-            # A topic that was created again meanwhile is known by its messages, and what it has stays.
-            if tag != queue_ends.ENDS and not self._queues.count(queue.topic):
-                self._queues.note_deleted(queue, end)
-            else:
+            if tag == queue_ends.ENDS:
                 self._queues.found(queue, end)
+            elif queue.number >= self._queues.count(queue.topic):  # a topic that was created again may have fewer queues
+                self._queues.note_deleted(queue, end)
 
     def _note_lost(self, offset: int, raw: bytes) -> None:
         """The messages that a repair took out of the log keep their queue offsets; what is left of them is the note."""

@@ -97,29 +97,34 @@ def test_a_deleted_topic_stays_deleted_and_its_offsets_used(lost, expired):
         disk = world.disk.after_kill()
 
 
-def test_what_retention_says_of_deleted_topics_takes_nothing_from_one_that_was_created_again():
+@pytest.mark.parametrize("lost", [(), ("snapshots", "index")])
+def test_a_topic_that_is_created_again_with_fewer_queues_keeps_what_it_has_and_goes_on_where_the_others_ended(lost):
     async def first_life(world: World) -> None:
         store = await open_store(world)
         await fill(store)
+        await store.append([message(b"old", queue=QueueId("gone", 0))])
         await store.delete_topic("gone")
+        await store.create_topic("gone", queue_count=1)
+        await store.append([message(b"new", queue=QueueId("gone", 0))])
         for _ in range(30):
             await store.append([message(b"x" * 2_000, queue=KEPT)])
         await asyncio.sleep(61)
-
-        async def create_meanwhile(first_kept: Mapping[QueueId, int]) -> None:
-            await store.create_topic("gone", queue_count=2)
-            await store.append([message(b"new", queue=GONE)])
-
-        assert await store.expire(world.clock.wall_ms(), create_meanwhile)
+        assert await store.expire(world.clock.wall_ms(), nothing)
+        await store.append([message(b"newer", queue=QueueId("gone", 0))])
+        await asyncio.sleep(1)
 
     async def second_life(world: World) -> None:
         store = await open_store(world)
-        assert [one.body for one in await store.read(GONE, 3, max_messages=9, max_bytes=99)] == [b"new"]
+        await store.create_topic("gone", queue_count=1)
+        assert [queue.number for queue in await store.queues("gone")] == [0]
+        assert [one.body for one in await store.read(QueueId("gone", 0), 2, max_messages=9, max_bytes=99)] == [b"newer"]
+        await store.create_topic("gone", queue_count=2)
+        assert await store.offsets(GONE) == (3, 3)
 
     with World(SimulatedDisk(), 1) as world:
         world.call(first_life(world))
     disk = world.disk.after_kill()
-    lose(disk, "snapshots", "index")
+    lose(disk, *lost)
     with World(disk, 2, wall_ms=world.clock.wall_ms()) as world:
         world.call(second_life(world))
 
