@@ -1,10 +1,13 @@
 """Reads of a queue what a filter lets pass; where some tags are wanted, an engine that keeps their hashes reads no others."""
 
+import asyncio
+
 from delivery.filters import Filter
 from storage.errors import CorruptRecord
 from storage.message import QueueId, StoredMessage
 from storage.store import MessageStore, Scanned, TagCodes
 
+_TURN_LENGTH = 64 << 10  # of conditions that are evaluated before others have their turn: some 5 ms
 _AT_ONCE = 100  # read in one go where all must be looked at
 
 
@@ -44,6 +47,7 @@ async def _read_and_judge(
     found: list[StoredMessage] = []
     at, end = queue_offset, queue_offset + max_scanned
     left_bytes = max_bytes
+    judged = 0  # since others had their turn
     while at < end and len(found) < max_messages:
         try:
             messages = await store.read(queue, at, max_messages=min(_AT_ONCE, end - at), max_bytes=max_bytes)
@@ -54,6 +58,10 @@ async def _read_and_judge(
         if not messages:
             break
         for message in messages:
+            judged += wanted.length
+            if judged > _TURN_LENGTH:
+                judged = 0
+                await asyncio.sleep(0)
             if wanted.matches(message):
                 left_bytes -= len(message.body)
                 if found and (left_bytes < 0 or len(found) == max_messages):

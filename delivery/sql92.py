@@ -17,6 +17,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable
 from enum import Enum
+from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn, cast
 
 from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedToken, v_args
@@ -71,8 +72,10 @@ _SEARCHES: dict[str, Callable[[str, str], bool]] = {
     "ENDSWITH": str.endswith,
 }
 _TRUTHS = {"true": True, "false": False}
+_LONGEST_TRUTH = max(map(len, _TRUTHS))
 _NUMBER = re.compile(r"[+-]?(?:\d+(\.\d*)?|(\.\d+))([eE][+-]?\d+)?", re.ASCII)
 _MOST_SHOWN = 50
+_SHORT = 18  # digits
 _MOST_DIGITS = 400  # of a property that is read as a whole number; a longer one counts as a double
 
 
@@ -123,16 +126,24 @@ def _refuse(operand: _Operand, detail: str) -> NoReturn:
 
 def _number(text: str | None) -> int | float | None:
     """What the text is as a number; None where it is none."""
-    if text is not None and text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS:
+    if text is None:
+        return None
+    if len(text) <= _SHORT and text.isascii() and text.isdigit():
         return int(text)  # most are; it saves two thirds of the time
-    if text is None or (found := _NUMBER.fullmatch(text)) is None:
+    return _read_as_number(text)
+
+
+@lru_cache(maxsize=64)  # hundreds of comparisons with one long property read it once
+def _read_as_number(text: str) -> int | float | None:
+    found = _NUMBER.fullmatch(text)
+    if found is None:
         return None
     # As it is where it is whole: a double would take neighbours of 16 digits for one.
     return int(text) if found.lastindex is None and len(text) <= _MOST_DIGITS else float(text)
 
 
 def _truth(text: str | None) -> bool | None:
-    return None if text is None else _TRUTHS.get(text.lower())
+    return None if text is None or len(text) > _LONGEST_TRUTH else _TRUTHS.get(text.lower())
 
 
 def _always(value: Any) -> Callable[[Message], Any]:

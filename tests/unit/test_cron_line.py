@@ -3,11 +3,13 @@
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
+import msgspec
 import pytest
 from cronsim import CronSim
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from app.schedules.schemas import CronInput, RescheduleInput
 from scheduler.cron_line import CronLine
 from storage.errors import InvalidRequest
 
@@ -140,6 +142,31 @@ def test_a_line_that_names_no_day_at_all_never_fires():
     assert line.after(ms("2026-01-01T00:00:00")) is None
     assert line.upcoming(ms("2026-01-01T00:00:00"), 5) == []
     assert line.latest(after_ms=0, until_ms=ms("2026-01-01T00:00:00"), count=5) == []
+
+
+@pytest.mark.parametrize("line", ["0 0 */20 * 1L", "59 59 23 29 2 5#5", "0 0 29 2 */7", "0 0 */9 2 5#5", "0 0 29 2 *"])
+def test_the_search_for_a_time_looks_at_no_more_days_than_fifty_years_have(line, monkeypatch):
+    """Some 20 ms, whatever the line."""
+    looked_at = 0
+
+    class Counted(CronSim):
+        def match_day(self, *day: object) -> bool:
+            nonlocal looked_at
+            looked_at += 1
+            return super().match_day(*day)
+
+    monkeypatch.setattr("scheduler.cron_line.CronSim", Counted)
+
+    CronLine(line, BERLIN).after(ms("2026-01-01T00:00:00"))
+
+    assert 0 < looked_at <= 51 * 366
+
+
+def test_a_line_has_at_most_255_characters_however_it_is_given():
+    for line in ("0," * 126 + "0 * * * *", "* " * 50_000):
+        for kind, more in ((CronInput, {"topic": "t", "message": {}}), (RescheduleInput, {})):
+            with pytest.raises(msgspec.ValidationError, match="<= 255"):
+                msgspec.convert({"cron": line, **more}, kind)
 
 
 def test_the_end_of_the_calendar_is_the_end():

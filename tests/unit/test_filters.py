@@ -1,13 +1,18 @@
 """Tags and SQL92 conditions: what they let pass, and what is said of one that cannot be understood."""
 
+import asyncio
 import itertools
 
 import pytest
 
+from delivery.filtered_read import read_matching
 from delivery.filters import EVERYTHING, compile_filter
+from delivery.sql92 import _read_as_number
 from storage.errors import InvalidFilter
 from storage.formats.queue_entry import tag_hash
-from tests.support.builders import message
+from storage.memory import MemoryMessageStore
+from tests.support.builders import ORDERS, message
+from tests.support.clock import ManualClock
 
 # A property that makes a condition true, one that makes it false, and none at all: then it is unknown.
 TRUTHS = {True: "yes = 1", False: "yes = 2", None: "no = 1"}
@@ -216,3 +221,33 @@ def test_an_expression_has_at_most_128_levels(before, after):
 
 def test_many_conditions_side_by_side_are_no_levels():
     assert passes(" OR ".join(["a=2"] * 500 + ["a=1"]), a="1")
+
+
+@pytest.mark.parametrize("value", ["9" * 16_000, "9" * 400, "0." + "0" * 16_000, "x" * 16_000])
+def test_hundreds_of_comparisons_with_one_long_property_read_it_once(value):
+    _read_as_number.cache_clear()
+
+    passes(" OR ".join(["a < 0"] * 400), a=value)
+
+    assert _read_as_number.cache_info().misses == 1
+
+
+async def test_a_long_condition_over_many_messages_lets_others_have_their_turn():
+    store = MemoryMessageStore(ManualClock())
+    await store.create_topic("orders", queue_count=1)
+    await store.append([message(b"x", message_id=str(number)) for number in range(320)])
+    wanted = compile_filter("sql92", " OR ".join(["a = 1"] * 450))
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    others = asyncio.ensure_future(take_turns())
+    scanned = await read_matching(store, ORDERS, 0, wanted, max_scanned=320, max_messages=320, max_bytes=1 << 20)
+    others.cancel()
+
+    assert (scanned.messages, scanned.next_offset) == ([], 320)
+    assert turns >= 320 // 17  # 64 KiB of conditions are 16 messages
