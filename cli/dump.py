@@ -1,14 +1,17 @@
-"""`escrowmq dump`: any stored file as text."""
+"""`escrowmq store dump`: any stored file as text, past whatever is damaged in it."""
 
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from storage.formats import checkpoint, names, properties, queue_entry, scan, timer_file
+import numpy as np
+
+from storage.formats import checkpoint, index_file, names, properties, queue_entry, scan, timer_file
 from storage.formats import record as records
+from storage.local import snapshot_files
 
 _WINDOW_BYTES = 64 << 20
-_KNOWN = "commitlog/<segment>, consumequeue/<topic>/<queue>/<file>, timers/<file>, checkpoint"
+_KNOWN = "commitlog/<segment>, consumequeue/<topic>/<queue>/<file>, timers/<file>, index/<file>, snapshots/<file>, checkpoint"
 
 
 def run(file: Path) -> None:
@@ -23,6 +26,10 @@ def _lines(file: Path) -> Iterator[str]:
         yield from _segment(file)
     elif file.parent.name == "timers" and names.base_offset(file.name) is not None:
         yield from _timers(file)
+    elif file.parent.name == "index" and index_file.is_file_name(file.name):
+        yield from _index(file)
+    elif file.parent.name == "snapshots":
+        yield from _snapshot(file)
     elif names.base_offset(file.name) is not None:
         yield from _queue(file)
     else:
@@ -40,10 +47,52 @@ def _segment(file: Path) -> Iterator[str]:
             found = scan.scan(window, at, begin=at, segment_end=segment_end)
             for offset, length in zip(found.record_offsets.tolist(), found.record_bytes.tolist(), strict=True):
                 yield _record(records.decode(window[offset - at : offset - at + length]), length)
-            if found.stop is not scan.Stop.WINDOW_END or found.end == at:
-                yield f"{found.end:>15}  {found.stop.value}{': ' + found.reason if found.reason else ''}"
+            if found.stop is scan.Stop.WINDOW_END and found.end > at:
+                at = found.end
+                continue
+            yield f"{found.end:>15}  {found.stop.value}{': ' + found.reason if found.reason else ''}"
+            if found.stop is scan.Stop.END_OF_FILE:
                 return
-            at = found.end
+            stream.seek(found.end - base)
+            following = _next_whole(stream.read(), found.end, segment_end)
+            if following is None:
+                return
+            yield f"{found.end:>15}  {following - found.end} bytes that are no whole unit"
+            at = following
+
+
+def _next_whole(rest: bytes, offset: int, segment_end: int) -> int | None:
+    """Where the first whole unit behind the damage begins; `rest` is what the file has from the damage on."""
+    for place in scan.record_places(rest, 1, len(rest)):
+        step = scan.judge(rest, place, offset, segment_end=segment_end)
+        if isinstance(step, scan.Unit) and (step.item is None or step.item.first_offset == offset + place):
+            return offset + place
+    return None
+
+
+def _index(file: Path) -> Iterator[str]:
+    raw = file.read_bytes()
+    header = index_file.decode_header_as_stated(raw)
+    for name, value in header._asdict().items():
+        yield f"{name:>18}  {value}"
+    slots = index_file.slots_of(len(raw), header, lambda at, length: raw[at : at + length])
+    if slots is None:
+        yield "damaged: the header does not fit the file; the index is made again from the log"
+        return
+    count = max(0, header.next_entry - 1)
+    entries = np.frombuffer(raw, index_file.ENTRY, count, index_file.entry_at(slots, 1))
+    for number, (key_hash, log_offset, seconds, previous) in enumerate(entries.tolist(), 1):
+        yield f"{number:>10}  key hash {key_hash:>10}  log offset {log_offset:>15}  after {seconds} s  older entry {previous}"
+
+
+def _snapshot(file: Path) -> Iterator[str]:
+    kept = snapshot_files.decode(file.read_bytes())
+    if kept is None:
+        yield "damaged, or of another version: a start makes the table again from the log"
+        return
+    yield f"{len(kept.data):,} bytes of the table {file.name}, which reflects"
+    for queue, queue_offset in sorted(kept.positions.items()):
+        yield f"{queue_offset:>12}  messages of {queue}"
 
 
 def _record(record: records.Record, length: int) -> str:

@@ -65,14 +65,7 @@ def openapi(
     command.run(out)
 
 
-@app.command()
-def dump(
-    file: Annotated[Path, typer.Argument(help="A segment, a queue file, a checkpoint, by its path in the store.", exists=True)],
-) -> None:
-    """Print a stored file as text, one line a record or entry."""
-    from cli import dump as command
-
-    command.run(file)
+app.command()(store.dump)
 
 
 def main() -> None:

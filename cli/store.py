@@ -114,6 +114,70 @@ def repair(
     raise typer.Exit(Exit.FINDINGS if report.get("findings") else Exit.CLEAN)
 
 
+@app.command()
+def segments(
+    directory: Directory,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the table to this file.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No table.")] = False,
+) -> None:
+    """List the segments of the log: their records, times and sizes, and the damage in them. Takes no lock.
+
+    Exit status: 0 listed; 2 wrong usage; 3 it could not be carried out.
+    """
+    check_file(None if json_file is None else str(json_file), "--json")
+    root = store_folder(directory)
+    from cli import store_segments
+    from storage.errors import MessagingError
+
+    try:
+        rows = store_segments.rows(root)
+        if json_file is not None:
+            json_file.write_text(json.dumps({"store": str(root), "segments": rows}, indent=2) + "\n", "utf-8")
+        if not quiet:
+            store_segments.show(rows, sys.stdout)
+    except (OSError, MessagingError) as error:
+        say(f"The segments could not be listed: {in_short(error)}")
+        raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
+
+
+@app.command()
+def dump(
+    file: Annotated[Path, typer.Argument(help="A stored file by its path in the store.", exists=True, dir_okay=False)],
+) -> None:
+    """Print a stored file as text: a segment, a queue, index, timer or snapshot file, or the checkpoint."""
+    from cli import dump as command
+
+    command.run(file)
+
+
+@app.command("recovery-report")
+def recovery_report(
+    directory: Annotated[Path | None, typer.Argument(help="The store's folder, or the data directory.", metavar="DIR")] = None,
+    url: Annotated[str | None, typer.Option(help="Of a running service, in place of DIR.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="ESCROWMQ_API_KEY", help="For --url.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the reports to this file.")] = None,
+) -> None:
+    """Report in words what the last starts of a store found, newest first.
+
+    Exit status: 0 reported; 2 wrong usage; 3 it could not be carried out.
+    """
+    if (directory is None) == (url is None):
+        raise typer.BadParameter("either DIR or --url")
+    check_file(None if json_file is None else str(json_file), "--json")
+    from cli import store_recovery
+
+    try:
+        reports = (
+            store_recovery.of_store(store_folder(directory)) if directory else store_recovery.of_service(str(url), api_key)
+        )
+        if json_file is not None:
+            json_file.write_text(json.dumps(reports, indent=2) + "\n", "utf-8")
+        store_recovery.show(reports, sys.stdout)
+    except (OSError, ValueError) as error:
+        say(f"There is no report: {in_short(error)}")
+        raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
+
+
 def store_folder(directory: Path) -> Path:
     """The folder that holds commitlog/. Raises typer.BadParameter where there is none."""
     for folder in (directory, directory / "store"):

@@ -116,7 +116,7 @@ class Reserve(Protocol):
 
 
 class RecoveryReport(NamedTuple):
-    """What a start found and did."""
+    """What a start found and did. `was_clean`: the stop before was in order, or the store is new."""
 
     was_clean: bool
     walked_bytes: int
@@ -124,6 +124,10 @@ class RecoveryReport(NamedTuple):
     cut_at: int | None
     wiped_bytes: int
     took_ms: int
+    started_at_ms: int
+    first_offset: int  # of the log
+    end_offset: int
+    synced_offset: int  # up to which the log was known to be on disk
 
 
 @runtime_checkable
@@ -132,6 +136,10 @@ class Recovery(Protocol):
 
     @property
     def recovery(self) -> RecoveryReport: ...
+
+    @property
+    def earlier_recoveries(self) -> Sequence[RecoveryReport]:
+        """Of the starts before, the newest first."""
 
 
 PutBack = Callable[[Mapping[QueueId, int]], Awaitable[None]]

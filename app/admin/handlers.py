@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import suppress
 from importlib.metadata import version
+from typing import Any
 
 from msgspec import UNSET
 
@@ -18,6 +19,7 @@ from app.admin.schemas import (
     LoopList,
     RecoveryView,
     SetAsideItem,
+    StartView,
     Store,
     SyncedState,
     Version,
@@ -27,7 +29,7 @@ from app.exchange import Call, Reply, reply
 from app.services import Services
 from scheduler.loops import LoopReport
 from storage.errors import NotSupportedByEngine
-from storage.store import Recovery, Retention, Status, SyncedPosition
+from storage.store import Recovery, RecoveryReport, Retention, Status, SyncedPosition
 
 _SCOPES = ("send", "receive", "transact", "operate", "audit", "admin")
 
@@ -107,18 +109,16 @@ async def get_durability(services: Services, call: Call) -> Reply:
 async def get_recovery_report(services: Services, _: Call) -> Reply:
     if not isinstance(services.store, Recovery):
         raise NotSupportedByEngine("the engine does not say what its start found")
-    found = services.store.recovery
-    return reply(
-        200,
-        RecoveryView(
-            was_clean=found.was_clean,
-            walked_bytes=found.walked_bytes,
-            replayed_records=found.replayed_records,
-            cut_at=UNSET if found.cut_at is None else found.cut_at,
-            wiped_bytes=found.wiped_bytes,
-            took_ms=found.took_ms,
-        ),
-    )
+    store = services.store
+    earlier = [StartView(**_start(report)) for report in store.earlier_recoveries]
+    return reply(200, RecoveryView(**_start(store.recovery), earlier=earlier))
+
+
+def _start(report: RecoveryReport) -> dict[str, Any]:
+    fields = report._asdict()
+    fields["started_at"] = codec.rfc3339(fields.pop("started_at_ms"))
+    fields["cut_at"] = UNSET if report.cut_at is None else report.cut_at
+    return fields
 
 
 async def get_config(services: Services, _: Call) -> Reply:

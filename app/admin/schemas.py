@@ -126,10 +126,11 @@ class SyncedState(msgspec.Struct, kw_only=True):
     synced: Annotated[bool, Meta(description="Is the message that was asked about on disk?")]
 
 
-class RecoveryView(msgspec.Struct, kw_only=True):
-    """What the last start found, and did about it."""
+class StartView(msgspec.Struct, kw_only=True):
+    """What a start found, and did about it."""
 
-    was_clean: Annotated[bool, Meta(description="The stop before was in order: there was nothing to recover.")]
+    started_at: Timestamp
+    was_clean: Annotated[bool, Meta(description="The stop before was in order, or the store was new: nothing to recover.")]
     walked_bytes: Annotated[int, Meta(description="Of the log's end, each byte of which was verified.")]
     replayed_records: Annotated[int, Meta(description="Queued and indexed once more.")]
     cut_at: (
@@ -141,6 +142,15 @@ class RecoveryView(msgspec.Struct, kw_only=True):
     ) = UNSET
     wiped_bytes: Annotated[int, Meta(description="Zeroed behind the end.")]
     took_ms: int
+    first_offset: Annotated[Offset, Meta(description="Beginning of the log.")]
+    end_offset: Annotated[Offset, Meta(description="End of the log.")]
+    synced_offset: Annotated[Offset, Meta(description="End of what was known to be on disk.")]
+
+
+class RecoveryView(StartView, kw_only=True):
+    """What the last start found, and did about it."""
+
+    earlier: Annotated[list[StartView], Meta(description="Reports of the starts before, newest first.")]
 
 
 class Config(msgspec.Struct, kw_only=True):

@@ -508,6 +508,11 @@ class LocalMessageStore:
         """Recovery."""
         return self._files.recovered.report
 
+    @property
+    def earlier_recoveries(self) -> Sequence[RecoveryReport]:
+        """Recovery."""
+        return self._files.earlier_recoveries
+
     def status(self) -> StoreStatus:
         """Status."""
         return StoreStatus(

@@ -114,6 +114,7 @@ def recover(
     begun_ms = clock.monotonic_ms()
     slot = checkpoint.slot
     _check_beginning(directory, segments, checkpoint, snapshots)
+    is_new = slot is None and not segments.end_offset
     was_closed = slot is not None and slot.is_clean and not directory.is_marked
     queues = ConsumeQueues()
     snapshot = _load_queues(snapshots, queue_files, key_index, queues, segments.first_offset)
@@ -153,12 +154,16 @@ def recover(
     epoch = max(slot.epoch if slot is not None else 0, walk.epoch) + (0 if was_clean else 1)
     last_stored_at_ms = max(snapshot.stored_at_ms if snapshot is not None else 0, replay.last_stored_at_ms)
     report = RecoveryReport(
-        was_clean=was_clean,
+        was_clean=was_clean or is_new,
         walked_bytes=walk.end - begin,
         replayed_records=replay.record_count,
         cut_at=walk.end if verdict is Verdict.CUT else None,
         wiped_bytes=wiped_bytes,
         took_ms=clock.monotonic_ms() - begun_ms,
+        started_at_ms=clock.wall_ms(),
+        first_offset=segments.first_offset,
+        end_offset=walk.end,
+        synced_offset=known_synced,
     )
     indexed_end = walk.end if indexing.stopped_at is None else indexing.stopped_at
     return Recovered(queues, begin, walk.end, epoch, last_stored_at_ms, report, indexed_end)

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Collection
 from pathlib import PurePath
 
+import structlog
+
 from storage.clock import Clock
-from storage.errors import LogTakenAway
+from storage.errors import CorruptRecord, LogTakenAway
 from storage.files.segments import Segments
 from storage.files.vfs import Space, Vfs
-from storage.local import group_offsets
+from storage.local import group_offsets, recovery_reports
 from storage.local.checkpoint_file import CheckpointFile
 from storage.local.commit_log import CommitLog
 from storage.local.consume_queue import QueueFiles
@@ -24,7 +26,9 @@ from storage.local.recovery import Progress, Recovered, recover
 from storage.local.snapshot_files import SnapshotFiles
 from storage.local.timer_files import TimerFolder
 from storage.message import OffsetRange, QueueId
-from storage.store import Snapshot
+from storage.store import RecoveryReport, Snapshot
+
+log = structlog.get_logger()
 
 _QUEUE_FILES = 512  # open at once where the settings leave it to us
 
@@ -35,6 +39,7 @@ class StoreFiles:
     def __init__(self, directory: PurePath, options: LocalStoreOptions, vfs: Vfs, clock: Clock) -> None:
         self.directory = DataDirectory(vfs, directory)
         self.recovered: Recovered
+        self.earlier_recoveries: list[RecoveryReport] = []
         self.log: CommitLog
         self.queue_check: QueueCheck
         self.offsets = GroupOffsets()
@@ -136,6 +141,8 @@ class StoreFiles:
         first_offset = self.segments.first_offset
         self.checkpoint.note(synced_offset=end, epoch=epoch, stored_at_ms=stored_at_ms, first_offset=first_offset)
         self.checkpoint.force()
+        self.earlier_recoveries = recovery_reports.load(self.directory.vfs, self.directory.root)
+        recovery_reports.keep(self.directory, recovered.report, self.earlier_recoveries)
 
     def _open_timers(self) -> None:
         folder = TimerFolder(self.directory.vfs, self.directory.timers, scratch=self.directory.making)
@@ -152,7 +159,10 @@ class StoreFiles:
         if snapshot is not None and self.offsets.restore(snapshot.data):
             at = snapshot.positions[queue]
         for place in range(at, found.end):
-            self.offsets.apply(self.queue_check.repaired(found, place).body, place=place)
+            try:
+                self.offsets.apply(self.queue_check.repaired(found, place).body, place=place)
+            except CorruptRecord as damage:  # the commit before it counts: its messages are delivered again
+                log.error("committed_offset_damaged", log_offset=damage.physical_offset, reason=damage.reason)
 
     def _close_all(self) -> None:
         while self._open:

@@ -4,7 +4,7 @@ The walk goes on behind a damage at the next place where a whole unit stands: a 
 offset at which they were stored, so no copy in the body of a message is taken for one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from storage.files.segments import Segment, Segments
@@ -18,7 +18,7 @@ from storage.message import OffsetRange, QueueId, TransactionBits
 _WINDOW_BYTES = 64 << 20
 _SEARCH_BYTES = 4 << 20
 _REACH_BYTES = 32 << 20  # more than the largest request makes
-_RECORD_MAGICS = (records.MAGIC_V1, records.MAGIC_V2)
+_END_OF_FILE = records.MAGIC_END_OF_FILE.to_bytes(4, "big")
 QUEUED = (TransactionBits.NONE, TransactionBits.COMMIT)
 _NOTES = (LOST_TOPIC.encode("ascii"), QUEUE_END_TOPIC.encode("ascii"))
 
@@ -140,7 +140,7 @@ def data_ranges(segment: Segment, begin: int) -> list[tuple[int, int]]:
 
 
 def _brokers_between(window: bytes, offset: int, begin: int, end: int, segment_end: int) -> Iterator[int]:
-    for at in magic_places(window, begin - offset, end - offset):
+    for at in scan.record_places(window, begin - offset, end - offset):
         step = scan.judge(window, at, offset, segment_end=segment_end)
         # One of ours in the middle of a unit would pass for a copy that a broker made.
         if isinstance(step, scan.Unit) and records.decode(window, at).store_host != records.HOST:
@@ -148,27 +148,17 @@ def _brokers_between(window: bytes, offset: int, begin: int, end: int, segment_e
 
 
 def _ends_of_file_between(window: bytes, offset: int, begin: int, end: int, segment_end: int) -> Iterator[int]:
-    for at in magic_places(window, begin - offset, end - offset, (records.MAGIC_END_OF_FILE,)):
+    at = window.find(_END_OF_FILE, begin - offset + 4) - 4
+    while 0 <= at < end - offset:
         if records.start(window, at)[0] == segment_end - offset - at:
             yield offset + at
-
-
-def magic_places(window: bytes, begin: int, end: int, magics: Sequence[int] = _RECORD_MAGICS) -> list[int]:
-    """Where in [begin, end) of the window a record may begin, by its magic; on whatever border."""
-    places = []
-    for magic in magics:
-        raw = magic.to_bytes(4, "big")
-        at = window.find(raw, begin + 4)
-        while 0 <= at < end + 4:
-            places.append(at - 4)
-            at = window.find(raw, at + 1)
-    return sorted(places)
+        at = window.find(_END_OF_FILE, at + 5) - 4
 
 
 def readable_records(raw: bytes, begin: int) -> list[Record]:
     """What can still be read of a damaged part of the log that begins at `begin`: records that name their own place."""
     found = []
-    for at in magic_places(raw, 0, len(raw)):
+    for at in scan.record_places(raw, 0, len(raw)):
         try:
             record = records.decode(raw, at)
         except DamagedRecord:

@@ -3,7 +3,9 @@
 import json
 
 import pytest
+from typer.testing import CliRunner
 
+import cli.main
 from app.problems import PROBLEMS
 from tests.support.http import assert_problem, ok
 from tests.support.line_stream import LineStream
@@ -139,6 +141,7 @@ def test_a_start_says_what_it_found_and_the_settings_are_shown_without_secrets(t
         for path in ("/v1/whoami", "/v1/version", "/v1/admin/config", "/v1/admin/recovery", "/v1/store/durability"):
             assert_problem(api.get(path), 401, "unauthenticated")
         api.headers["Authorization"] = "Bearer a-secret-key"
+        new = ok(api.get("/v1/admin/recovery"))
         assert server.terminate() == 0
         server.start()
         after_a_stop = ok(api.get("/v1/admin/recovery"))
@@ -146,9 +149,19 @@ def test_a_start_says_what_it_found_and_the_settings_are_shown_without_secrets(t
         server.kill()
         server.start()
         after_a_kill = ok(api.get("/v1/admin/recovery"))
+        told = CliRunner().invoke(cli.main.app, ["store", "recovery-report", "--url", server.url, "--api-key", "a-secret-key"])
         config = api.get("/v1/admin/config")
         whoami, version = ok(api.get("/v1/whoami")), ok(api.get("/v1/version"))
 
+    stored = CliRunner().invoke(cli.main.app, ["store", "recovery-report", str(tmp_path / "data")])
+    assert told.output == stored.output
+    assert [line.partition("started ")[2].partition(",")[0] for line in stored.output.splitlines()] == [
+        "after a crash or a kill",
+        "after a stop in order",
+        "after a stop in order",
+    ]
+    assert (new["was_clean"], new["earlier"]) == (True, [])
+    assert [report["was_clean"] for report in after_a_kill["earlier"]] == [True, True]
     assert (after_a_stop["was_clean"], after_a_stop["walked_bytes"]) == (True, 0)
     assert not after_a_kill["was_clean"]
     assert after_a_kill["walked_bytes"] > 0

@@ -212,6 +212,29 @@ def test_reading_a_lost_message_says_that_a_repair_left_it_out(written):
             world.call(store.read(hit.queue, hit.queue_offset, max_messages=1, max_bytes=1))
 
 
+def test_of_a_committed_offset_that_is_left_out_the_one_before_counts(written):
+    disk = deepcopy(written.disk)
+    committed_at: list[int] = []
+
+    async def commit(world: World) -> None:
+        store = await world.open_store(OPTIONS)
+        for queue_offset in (3, 5):
+            committed_at.append(store.status().written_end)
+            await store.commit_offset("group", ORDERS, queue_offset)
+        await store.append([message(b"behind", queue=ORDERS)])
+        await store.aclose()
+
+    with World(disk.after_kill(), 1) as world:
+        world.call(commit(world))
+    flip(disk, committed_at[1] + 91)
+    lose_derived(disk)
+    repaired(disk, refused(disk))
+
+    with World(disk.after_kill(), 1) as world:
+        store = world.call(world.open_store(OPTIONS))
+        assert world.call(store.committed_offset("group", ORDERS)) == 3
+
+
 def test_a_cut_that_is_no_border_of_units_changes_nothing(written):
     disk = deepcopy(written.disk)
     before = everything(disk)
