@@ -18,7 +18,9 @@ class Ranges:
         self._ends: list[int] = []
 
     def covers(self, number: int) -> bool:
-        return self.end_of(number) > number
+        with self._lock:
+            index = bisect_right(self._begins, number) - 1
+            return index >= 0 and number < self._ends[index]
 
     def end_of(self, number: int) -> int:
         """The end of the range that holds the number; the number itself where none does."""

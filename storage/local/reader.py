@@ -13,7 +13,7 @@ from storage.formats.queue_entry import QueueEntry
 from storage.local.commit_log import CommitLog, Piece
 from storage.local.consume_queue import ConsumeQueue, ConsumeQueues, QueueFiles
 from storage.local.futures import Repairs, in_lane
-from storage.local.queue_check import DoubtfulEntry, QueueCheck, is_of
+from storage.local.queue_check import DoubtfulEntry, QueueCheck
 from storage.local.runner import Lane, Runner
 from storage.message import QueueId, StoredMessage
 from storage.store import Scanned
@@ -119,7 +119,9 @@ class Reader:
             record = self._log.read_now(entry.physical_offset, entry.record_bytes, among)
         except CorruptRecord:
             return None
-        return record if record is not None and is_of(record, queue.id, queue_offset) else None
+        if record is None or (record.topic, record.queue_number, record.queue_offset) != (*queue.id, queue_offset):
+            return None
+        return record
 
     def _read_each_waiting(
         self,
