@@ -302,6 +302,49 @@ class Verification(Protocol):
         """Goes through everything once; may block. Raises OSError."""
 
 
+class RunningVerification(Protocol):
+    """A verification whose steps run beside the owner's thread."""
+
+    @property
+    def total_bytes(self) -> int:
+        """To read, as far as known."""
+
+    async def step(self) -> VerifyStep | None:
+        """The next one; None at the end. Raises OSError, StoreClosed."""
+
+    async def aclose(self) -> None:
+        """Release its files."""
+
+
+@runtime_checkable
+class Verifiable(Protocol):
+    """Engines whose files can be verified while they run."""
+
+    async def begin_verification(self) -> RunningVerification:
+        """Raises OSError, StoreClosed."""
+
+
+class ScrubStatus(NamedTuple):
+    """How far the background walk over the old log is. Offsets are bytes of the log, times wall milliseconds."""
+
+    bytes_per_second: int  # 0: it never runs
+    position: int
+    end: int | None  # of the pass under way; None between two passes
+    begun_at_ms: int | None  # of the newest pass
+    last_ended_at_ms: int | None  # of the last pass that was whole
+    findings: Sequence[Finding]
+
+
+@runtime_checkable
+class Scrubbing(Protocol):
+    """Engines that verify their old log in the background."""
+
+    async def scrub(self) -> int:
+        """Read on as far as the rate allows; how many bytes. Raises OSError, StoreClosed."""
+
+    def scrub_status(self) -> ScrubStatus: ...
+
+
 class SegmentInfo(NamedTuple):
     """A piece of the log that is kept or dropped as a whole: log offsets [begin, end)."""
 

@@ -42,7 +42,9 @@ from storage.local.reader import Reader
 from storage.local.recovery import Progress
 from storage.local.retention import Retention
 from storage.local.runner import Lane, Runner
+from storage.local.scrub import Scrub
 from storage.local.store_files import StoreFiles
+from storage.local.verify.verification import StoreVerification
 from storage.message import Appended, DueEntry, Durability, Message, OffsetRange, QueueId, StoredMessage
 from storage.store import (
     ANY_LABEL,
@@ -53,10 +55,14 @@ from storage.store import (
     PutBack,
     RecoveryReport,
     Scanned,
+    ScrubStatus,
     SegmentInfo,
     Snapshot,
     StoreStatus,
+    VerifyStep,
 )
+
+_VERIFY_WINDOW_BYTES = 1 << 20  # for so long at most a read waits behind it in the lane
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -205,6 +211,16 @@ class LocalMessageStore:
             append=self._append_own,
             put_back_offsets=self._commits.put_back,
             record_beginning=self._record_beginning,
+        )
+        self._scrub = Scrub(
+            files.directory.vfs,
+            files.directory.root,
+            files.segments,
+            files.snapshots,
+            clock,
+            options,
+            in_lane=self._in_lane,
+            safe_end=lambda: self._deriver.thorough_end,
         )
         self._interval = IntervalFlush(self._writer, self._flusher, runner, clock, options)
         self._preparer.advance(recovered.end)
@@ -541,6 +557,25 @@ class LocalMessageStore:
         if self._is_closed or self._failure is not None:
             raise StoreClosed
 
+    async def begin_verification(self) -> "_Verification":
+        """Verifiable."""
+        self._check_readable()
+        directory = self._files.directory
+        made = await self._in_lane(
+            Lane.READ,
+            lambda: StoreVerification(directory.vfs, directory.root, is_running=True, window_bytes=_VERIFY_WINDOW_BYTES),
+        )
+        return _Verification(self, made)
+
+    async def scrub(self) -> int:
+        """Scrubbing."""
+        self._check_readable()
+        return await self._scrub.run_once()
+
+    def scrub_status(self) -> ScrubStatus:
+        """Scrubbing."""
+        return self._scrub.status()
+
     # ------------------------------------------------------------------------------------------- what the parts report
 
     def _on_visible(self, queues: Iterable[ConsumeQueue]) -> None:
@@ -594,6 +629,7 @@ class LocalMessageStore:
         self._interval.stop()
         self._preparer.stop()
         is_kept = self._failure is None and await self._keep_derived()
+        await self._scrub.aclose(saves=is_kept)
         self._deriver.stop()
         # One after another, behind whatever the lanes still do: then nobody uses a file any more.
         for lane in (Lane.PREPARE, Lane.DERIVE, Lane.READ):
@@ -640,3 +676,23 @@ class LocalMessageStore:
 
     async def _in_lane(self, lane: Lane, job: Callable[[], T]) -> T:
         return await in_lane(self._runner, lane, job)
+
+
+class _Verification:
+    """A verification in the read lane, between other reads."""
+
+    def __init__(self, store: LocalMessageStore, made: StoreVerification) -> None:
+        self._store = store
+        self._made = made
+        self._steps = made.steps()
+
+    @property
+    def total_bytes(self) -> int:
+        return self._made.total_bytes
+
+    async def step(self) -> VerifyStep | None:
+        self._store._check_readable()
+        return await self._store._in_lane(Lane.READ, lambda: next(self._steps, None))
+
+    async def aclose(self) -> None:
+        await self._store._in_lane(Lane.READ, self._steps.close)

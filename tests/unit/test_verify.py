@@ -291,6 +291,15 @@ def test_a_segment_that_is_gone_cut_or_no_segment_is_named(root):
     assert {"log_file_length", "log_file_foreign"} <= {finding.code for finding in found}
 
 
+def test_a_log_without_its_first_segments_is_named(root):
+    segment(root).unlink()
+
+    found = verify(root)
+
+    assert [(finding.code, finding.is_derived) for finding in found] == [("log_begins_late", False)]
+    assert (found[0].found, found[0].expected) == ("a log that begins at 32768", "a segment that begins at 0")
+
+
 def test_a_log_that_ends_before_what_was_on_disk_is_named(root):
     numbers = [number for number in range(20) if segment(root, number).exists()]
     for number in numbers[2:]:

@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 import numpy as np
 
-from storage.files.vfs import File
+from storage.files.vfs import File, Vfs
 from storage.formats import index_file, key_scan
 from storage.formats.index_file import ENTRY, HEADER_BYTES, SLOT, Chains, Entries, Header, Ints
 from storage.formats.key_scan import Keys
@@ -36,7 +36,7 @@ class IndexPass:
         self._missing: list[range] = []  # of the log
         self._pending: list[Keys] = []
         self._pending_count = 0
-        self._files: list[_OpenIndex] = []
+        self._files: list[_IndexFile] = []
         self._is_over = False  # nothing more is compared
         self._open(marks)
         self._is_over = not self._files
@@ -60,8 +60,11 @@ class IndexPass:
     def finish(self) -> Iterator[tuple[str, int]]:
         yield from self._compare()
         while self._files:  # entries of which the log has no whole record any more, and the slots
-            yield from self._read_on(_NO_KEYS)
-            yield from self._close_first()
+            try:
+                yield from self._read_on(_NO_KEYS)
+                yield from self._close_first()
+            except FileNotFoundError:
+                self._note_gone()
 
     def take_findings(self) -> list[Finding]:
         found, self._findings = self._findings, []
@@ -86,17 +89,26 @@ class IndexPass:
                 if not self._is_dropped(name):
                     self._note(path, None, "index_file_missing", "no file", f"{(marks or {})[name] - 1} entries")
                 continue
-            opened = _OpenIndex(path, file, None if marks is None else marks[name], has_gap=has_gap)
-            has_gap = not opened.slots and not opened.is_empty
-            if opened.slots:
-                self._files.append(opened)
-                continue
-            opened.close()
-            if has_gap:
-                size = f"a header that does not fit the {opened.size} bytes of the file: {tuple(opened.header)}"
+            try:
+                found = _IndexFile(self._scope.vfs, path, file, None if marks is None else marks[name], has_gap=has_gap)
+            finally:
+                file.close()
+            has_gap = not found.slots and not found.is_empty
+            if found.slots:
+                self._files.append(found)
+            elif has_gap:
+                size = f"a header that does not fit the {found.size} bytes of the file: {tuple(found.header)}"
                 self._note(path, 0, "index_file_unreadable", size, "a file of slots and entries")
         if has_gap:
             self._limit = None
+
+    def _note_gone(self) -> None:
+        """The first file went before it was read: with the segments that it led to, or by other hands."""
+        gone = self._files.pop(0)
+        if not self._is_dropped(gone.path.name):
+            self._note(gone.path, None, "index_file_missing", "no file", f"{gone.count} entries")
+        if self._files:
+            self._files[0].has_gap = True
 
     def _is_dropped(self, name: str) -> bool:
         """Whether the file went with its segments since the verification began."""
@@ -117,9 +129,12 @@ class IndexPass:
                 if not len(keys.hashes):
                     return
                 self._files[0].has_gap = False
-            keys = yield from self._read_on(keys)
-            if self._files[0].is_through:
-                yield from self._close_first()
+            try:
+                keys = yield from self._read_on(keys)
+                if self._files[0].is_through:
+                    yield from self._close_first()
+            except FileNotFoundError:
+                self._note_gone()
         if len(keys.hashes):
             self._is_over = True
             if self._limit is not None:
@@ -150,7 +165,7 @@ class IndexPass:
             yield self._scope.name(file.path), len(entries) * ENTRY.itemsize
         return keys
 
-    def _check(self, file: "_OpenIndex", entries: Entries, numbers: Ints, keys: Keys) -> None:
+    def _check(self, file: "_IndexFile", entries: Entries, numbers: Ints, keys: Keys) -> None:
         """`numbers`: which of the entries are those of the keys, in their order."""
         hashes = entries["key_hash"].astype(np.int64)
         if file.follows_log and len(numbers):
@@ -187,17 +202,18 @@ class IndexPass:
         self._findings.append(Finding(code, name, position, place, found, expected, True, _REMEDY, places))
 
 
-class _OpenIndex:
-    """One index file, read from its first entry on."""
+class _IndexFile:
+    """One index file, read from its first entry on; open from then to `close`."""
 
-    def __init__(self, path: PurePath, file: File, mark: int | None, *, has_gap: bool) -> None:
+    def __init__(self, vfs: Vfs, path: PurePath, file: File, mark: int | None, *, has_gap: bool) -> None:
         """`mark`: the number of the entry behind those that are to be in it; None: the header's.
 
         `has_gap`: keys before its first one belong to a file in front of it that cannot be read.
         """
         self.path = path
         self.has_gap = has_gap
-        self._file = file
+        self._vfs = vfs
+        self._opened: File | None = None
         self.size = file.size()
         self.header = Header(0, 0, 0, 0, 0, 0)
         if self.size >= HEADER_BYTES:
@@ -220,6 +236,12 @@ class _OpenIndex:
         self._broken: tuple[int, int] | None = None
         self._stray = 0
         self._wrong_slots: list[int] = []
+
+    @property
+    def _file(self) -> File:
+        if self._opened is None:
+            self._opened = self._vfs.open(self.path)
+        return self._opened
 
     @property
     def is_through(self) -> bool:
@@ -288,7 +310,8 @@ class _OpenIndex:
             yield 0, "index_header_differs", str(tuple(header)), str(tuple(right)), 1
 
     def close(self) -> None:
-        self._file.close()
+        if self._opened is not None:
+            self._opened.close()
 
     def _led_back(self, number: int) -> int:
         """The entry to which the chain from this one comes among those that were read."""

@@ -4,7 +4,7 @@ A start ends its walk at the first unit that is not whole; this walk finds what 
 that does not run ends in a torn tail, which the next start cuts, that is no damage: the rules are those of `recovery.py`.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from typing import NamedTuple
 
 from storage.files.vfs import File
@@ -33,15 +33,21 @@ class Piece(NamedTuple):
 class LogWalk:
     """From `begin`, where a unit must begin, to `end`, or to where the whole units of a stopped store end."""
 
-    def __init__(self, scope: Scope, *, window_bytes: int, begin: int = 0, end: int | None = None) -> None:
-        """`end`: a place where a unit ends; None: everything that was durable, and behind it what is whole."""
+    def __init__(
+        self, scope: Scope, *, window_bytes: int, begin: int = 0, end: int | None = None, drops_cache: bool = False
+    ) -> None:
+        """`end`: a place where a unit ends; None: everything that was durable, and behind it what is whole.
+
+        `drops_cache`: what is read comes from the disk, though a copy of it may be in memory.
+        """
         self._scope = scope
         self._window_bytes = window_bytes
+        self._drops_cache = drops_cache
         self._limit = scope.durable_end if end is None and scope.is_running else end
         self.at = begin  # all before was walked
         self._epoch = 0
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Generator[Piece, None, None]:
         """Raises OSError."""
         for segment in self._scope.segments:
             if segment.end <= self.at:
@@ -58,6 +64,8 @@ class LogWalk:
                 self.at = segment.end
                 continue
             try:
+                if self._drops_cache:
+                    file.drop_cache()
                 if (yield from self._segment(segment, file)):
                     return
             finally:

@@ -24,12 +24,12 @@ from storage.store import Finding
 _MOST_PENDING = 50_000  # entries in memory
 _MOST_SUSPECTS = 1_000  # of one queue: what is wrong beyond is not looked at again
 _READ_ENTRIES = 1 << 14
-_OPEN_FILES = 64
+_OPEN_FILES = 16
 _NOTHING = bytes(ENTRY_BYTES)
 _OF_OTHER_TOPICS = "%LMQ%"  # RocketMQ's light queues: their records name another topic
 _REMEDY = (
-    "Stop the service, delete consumequeue/ and snapshots/consume_queues, and start it: the queues are rebuilt from the log. "
-    "A copy of the log decides what is delivered."
+    "Nothing at once: where the service meets such an entry it makes it again from the log. To rebuild all of "
+    "them, stop the service, delete consumequeue/ and snapshots/consume_queues, and start it."
 )
 
 

@@ -38,8 +38,21 @@ def verify(scope: Scope) -> Iterator[VerifyStep]:
 
 
 def _log_files(scope: Scope) -> Iterator[VerifyStep]:
-    """What makes a start refuse the folder: files of other names, of other lengths."""
+    """What makes a start refuse the folder: a beginning that is gone, files of other names, of other lengths."""
     folder = scope.root / COMMIT_LOG
+    # Read behind the list of segments: the place is raised before a segment is dropped.
+    slot = checkpoint.newest_slot(durable.read_whole(scope.vfs, scope.root / CHECKPOINT) or b"")
+    begin = scope.segments[0].begin if scope.segments else 0
+    if slot is not None and slot.first_offset is not None and begin > slot.first_offset:
+        yield _step(
+            scope,
+            folder,
+            "log_begins_late",
+            found=f"a log that begins at {begin}",
+            expected=f"a segment that begins at {slot.first_offset}",
+            remedy="Restore the missing segments from a copy of the store. Without one what lay in them is lost.",
+            is_derived=False,
+        )
     sizes = Counter(segment.end - segment.begin for segment in scope.segments)
     usual = max(sizes, key=lambda size: (sizes[size], size), default=0)
     for name in scopes.listed(scope.vfs, folder):

@@ -3,7 +3,7 @@
 The log is read once, and queues and key index are compared with it on the way.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import PurePath
 
 from storage.files.vfs import Vfs
@@ -27,7 +27,7 @@ class StoreVerification:
         self._window_bytes = window_bytes
         self.total_bytes = _log_bytes(self._scope) + side_files.total_bytes(self._scope)
 
-    def steps(self) -> Iterator[VerifyStep]:
+    def steps(self) -> Generator[VerifyStep, None, None]:
         yield from side_files.verify(self._scope)
         queues, index = QueuePass(self._scope), IndexPass(self._scope)
         self.total_bytes += index.total_bytes
