@@ -16,7 +16,7 @@ from scheduler.loops import LoopReport, SetAside
 from scheduler.paced import Paced
 from storage.errors import StorageFull, UnavailableError
 from storage.message import QueueId
-from storage.store import Retention, Status
+from storage.store import Retention, Scrubbing, Status
 from txn.coordinator import TransactionCoordinator
 
 # Those that do what falls due, and say how much they did.
@@ -24,6 +24,7 @@ ACTING = ("schedules", "cron", "leases", "checkback", "webhooks")
 
 _RETENTION_MS = 1_000
 _RETENTION_WAIT_MS = 5_000  # it also sees that there is space again
+_SCRUB_MS = 250  # often, and little each time: reads wait behind it
 _SHOWN = 10  # of what a loop went past: enough to see what is wrong
 
 log = structlog.get_logger()
@@ -67,6 +68,8 @@ def add_loops(services: Services, settings: Settings) -> None:
             set_aside=lambda: _some(transactions.not_put_back()),
             longest_wait_ms=_RETENTION_WAIT_MS,
         )
+    if isinstance(services.store, Scrubbing) and settings.local.scrub_bytes_per_second:
+        add("scrub", services.store.scrub, interval_ms=_SCRUB_MS, check="store")
     ms = settings.schedule.sweep_interval_ms
     add_patient(
         "schedules",

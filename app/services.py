@@ -13,6 +13,7 @@ from app.registry.producer_groups import ProducerGroups
 from app.registry.topics import Topics
 from app.reports.service import AuditReports
 from app.sent_keys import SentKeys
+from app.store_tasks import StoreTasks
 from app.topic_deletions import TopicDeletions
 from app.webhooks.check_test import CheckTester
 from app.webhooks.service import Webhooks
@@ -49,6 +50,7 @@ class Services:
     sender: CheckSender
     tester: CheckTester
     reports: AuditReports
+    store_tasks: StoreTasks
     clock: Clock
     identifiers: Identifiers
     metrics: Metrics

@@ -32,6 +32,7 @@ from app.sent_keys import SentKeys
 from app.services import Services
 from app.settings import Settings, in_force
 from app.spare_space import SpareSpace
+from app.store_tasks import StoreTasks
 from app.testing.clock import VirtualClock
 from app.testing.controls import Controls
 from app.testing.faults import SlowAnswers
@@ -179,12 +180,17 @@ class Wiring:
         if failing:
             raise Refusal("recovering", f"not ready: {', '.join(failing)}", context=context | failing)
         # A full disk is told and takes nobody's requests away: decisions, acknowledgements and reads go on.
-        return {"store_writable": self._store_check(), **checks}
+        return {"store_writable": self._store_check(), "store_intact": self._scrub_check(), **checks}
 
     def _store_check(self) -> str:
         if self._store is not None and not self._store.disk_usage().is_writable:
             return "new messages are refused: the disk is full"
         return _well_or_not(self._loops.failing("store"))
+
+    def _scrub_check(self) -> str:
+        """Damage of the old log takes nobody's requests away: every other message is served."""
+        count = 0 if self._store is None else len(self._store.scrub_status().findings)
+        return f"the old log is damaged in {count} places, see GET /v1/admin/store" if count else "ok"
 
     async def _open_or_fail(self) -> None:
         try:
@@ -319,6 +325,8 @@ class Wiring:
         )
         await topic_deletions.finish_all()
         stack.push_async_callback(topic_deletions.drain)
+        store_tasks = StoreTasks(clock, lambda: identifiers.new("task"))
+        stack.push_async_callback(store_tasks.stop)
         self._services = Services(
             store=store,
             pressure=store.pressure,
@@ -336,6 +344,7 @@ class Wiring:
             webhooks=webhooks,
             sender=sender,
             reports=reports,
+            store_tasks=store_tasks,
             tester=CheckTester(sender, webhooks, clock, identifiers),
             clock=clock,
             identifiers=identifiers,
@@ -449,6 +458,15 @@ class Wiring:
             status.rebuilt_index_files,
         )
         yield "escrowmq_log_last_sync_seconds", "How long the last sync took", status.last_flush_ms / 1000
+        scrub = self._store.scrub_status()
+        yield "escrowmq_scrub_offset", "The scrub has verified the old log up to here in its newest pass", scrub.position
+        yield "escrowmq_scrub_findings", "Places of the old log that are damaged", len(scrub.findings)
+        ended_ms = scrub.last_ended_at_ms or 0
+        yield (
+            "escrowmq_scrub_last_pass_timestamp_seconds",
+            "When the last whole pass ended; 0 before the first",
+            ended_ms / 1000,
+        )
         table = self._services.transactions.table
         oldest = table.oldest_open
         age_ms = 0 if oldest is None else self._clock.wall_ms() - oldest.prepared_at_ms

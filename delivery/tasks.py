@@ -16,6 +16,7 @@ class TaskState(StrEnum):
     RUNNING = "running"
     DONE = "done"
     CANCELLED = "cancelled"
+    FAILED = "failed"  # of a task of the service itself: it could not be carried out
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -16,6 +16,7 @@ from app.admin.schemas import (
     Whoami,
 )
 from app.operations import OperationRoute, answer, operation
+from app.tasks.schemas import Task
 
 router = APIRouter(route_class=OperationRoute)
 
@@ -56,6 +57,15 @@ async def get_store(request: Request) -> Response:
 async def flush_store(request: Request) -> Response:
     """Put everything that is stored by now on disk, and wait for it."""
     return await answer(request, handlers.flush_store)
+
+
+@router.post(
+    "/v1/admin/store/verify",
+    **operation("verifyStore", tag="admin", answers={202: Task}, problems=["not_supported_by_engine"]),
+)
+async def verify_store(request: Request) -> Response:
+    """Verify every file of the store, as a task. A second request while it runs is answered with the same task."""
+    return await answer(request, handlers.verify_store)
 
 
 @router.get(

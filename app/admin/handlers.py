@@ -5,6 +5,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
 
+import structlog
 from msgspec import UNSET
 
 from app import codec, open_files
@@ -18,6 +19,7 @@ from app.admin.schemas import (
     Loop,
     LoopList,
     RecoveryView,
+    Scrub,
     SetAsideItem,
     StartView,
     Store,
@@ -27,10 +29,25 @@ from app.admin.schemas import (
 )
 from app.exchange import Call, Reply, reply
 from app.services import Services
+from app.store_tasks import StoreTask
+from app.tasks.handlers import view_own
+from app.tasks.schemas import StoreFinding
 from scheduler.loops import LoopReport
 from storage.errors import NotSupportedByEngine
-from storage.store import Recovery, RecoveryReport, Retention, Status, SyncedPosition
+from storage.store import (
+    Recovery,
+    RecoveryReport,
+    Retention,
+    Scrubbing,
+    ScrubStatus,
+    Status,
+    SyncedPosition,
+    Verifiable,
+)
 
+log = structlog.get_logger()
+
+_MOST_FINDINGS = 100
 _SCOPES = ("send", "receive", "transact", "operate", "audit", "admin")
 
 
@@ -56,6 +73,7 @@ async def get_store(services: Services, _: Call) -> Reply:
             mapped_bytes=status.mapped_bytes,
             files=Descriptors(open=open_files.count_open() or 0, limit=open_files.open_limit()),
             connections=Descriptors(open=len(services.connections), limit=services.connections.limit),
+            scrub=_scrub(services.store.scrub_status()) if isinstance(services.store, Scrubbing) else UNSET,
             dispatch_lag_bytes=max(0, status.durable_end - status.visible_end),
             replay_bytes=status.replay_backlog_bytes,
             queued_bytes=status.queued_bytes,
@@ -91,6 +109,25 @@ async def flush_store(services: Services, _: Call) -> Reply:
     begun_ms = services.clock.monotonic_ms()
     synced_offset = await _synced_position(services).flush()
     return reply(200, Flushed(synced_offset=synced_offset, took_ms=services.clock.monotonic_ms() - begun_ms))
+
+
+async def verify_store(services: Services, _: Call) -> Reply:
+    store = services.store
+    if not isinstance(store, Verifiable):
+        raise NotSupportedByEngine("the engine has no files that could be verified")
+
+    async def verify(task: StoreTask) -> None:
+        running = await store.begin_verification()
+        try:
+            while (step := await running.step()) is not None:
+                task.total, task.done = running.total_bytes, task.done + step.read_bytes
+                task.note_findings(step.findings)
+        finally:
+            await asyncio.shield(running.aclose())
+        log.info("store_verified", task_id=task.task_id, read_bytes=task.done, findings=len(task.findings))
+
+    task = services.store_tasks.begin("verify_store", verify)
+    return reply(202, view_own(task), headers={"Location": f"/v1/tasks/{task.task_id}"})
 
 
 async def get_durability(services: Services, call: Call) -> Reply:
@@ -132,6 +169,18 @@ async def get_whoami(services: Services, _: Call) -> Reply:
 
 async def get_version(_: Services, __: Call) -> Reply:
     return reply(200, Version(name="EscrowMQ", version=version("escrowmq"), api_version="v1"))
+
+
+def _scrub(status: ScrubStatus) -> Scrub:
+    return Scrub(
+        bytes_per_second=status.bytes_per_second,
+        position=status.position,
+        end=UNSET if status.end is None else status.end,
+        begun_at=UNSET if status.begun_at_ms is None else codec.rfc3339(status.begun_at_ms),
+        last_ended_at=UNSET if status.last_ended_at_ms is None else codec.rfc3339(status.last_ended_at_ms),
+        findings=[StoreFinding.of(finding) for finding in status.findings[:_MOST_FINDINGS]],
+        findings_omitted=max(0, len(status.findings) - _MOST_FINDINGS),
+    )
 
 
 def _synced_position(services: Services) -> SyncedPosition:

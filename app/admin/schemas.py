@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from app.messages.schemas import Offset, Timestamp, WaitMs
+from app.tasks.schemas import StoreFinding
 
 
 class SetAsideItem(msgspec.Struct, kw_only=True):
@@ -62,6 +63,18 @@ class Descriptors(msgspec.Struct, kw_only=True):
     limit: int
 
 
+class Scrub(msgspec.Struct, kw_only=True):
+    """The background walk over the old log that verifies every byte below the newest snapshot."""
+
+    bytes_per_second: Annotated[int, Meta(description="Its limit; 0: it never runs.")]
+    position: Annotated[Offset, Meta(description="Everything before it was verified in the newest pass.")]
+    end: Annotated[Offset, Meta(description="Where the pass under way ends; absent between two passes.")] | UnsetType = UNSET
+    begun_at: Annotated[Timestamp, Meta(description="When the newest pass began.")] | UnsetType = UNSET
+    last_ended_at: Annotated[Timestamp, Meta(description="When the last whole pass ended.")] | UnsetType = UNSET
+    findings: Annotated[list[StoreFinding], Meta(description="Damage, by its place in the log; the first 100.")]
+    findings_omitted: int
+
+
 class Store(msgspec.Struct, kw_only=True):
     """How the store is, in numbers."""
 
@@ -69,6 +82,7 @@ class Store(msgspec.Struct, kw_only=True):
     mapped_bytes: Annotated[int, Meta(description="Number of bytes of log that are mapped into memory.")]
     files: Annotated[Descriptors, Meta(description="Files and sockets of the process.")]
     connections: Annotated[Descriptors, Meta(description="Connections of clients.")]
+    scrub: Scrub | UnsetType = UNSET
     dispatch_lag_bytes: Annotated[int, Meta(description="Of log that is on disk, and in no consume queue yet.")]
     replay_bytes: Annotated[int, Meta(description="Of log that a start would have to replay.")]
     queued_bytes: Annotated[int, Meta(description="That wait to be written or synced.")]

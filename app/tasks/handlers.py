@@ -7,15 +7,23 @@ from app.exchange import Call, Reply, reply
 from app.problems import invalid_field
 from app.registry.topics import check_name
 from app.services import Services
-from app.tasks.schemas import ListTasksQuery, Task, TaskFailure, TaskPage
+from app.store_tasks import StoreTask
+from app.tasks.schemas import ListTasksQuery, StoreFinding, Task, TaskFailure, TaskPage
 from delivery import tasks as delivery
 
 
 async def get(services: Services, _: Call, task_id: str) -> Reply:
+    own = services.store_tasks.get(task_id)
+    if own is not None:
+        return reply(200, view_own(own))
     return reply(200, view(services.delivery.dead_letters.task(task_id), services.clock.wall_ms()))
 
 
 async def cancel(services: Services, _: Call, task_id: str) -> Reply:
+    own = services.store_tasks.get(task_id)
+    if own is not None:
+        await services.store_tasks.cancel(own)
+        return reply(200, view_own(own))
     return reply(200, view(await services.delivery.dead_letters.cancel(task_id), services.clock.wall_ms()))
 
 
@@ -25,13 +33,13 @@ async def list_(services: Services, call: Call) -> Reply:
     if query.group is not UNSET:
         check_name(query.group, what="group", pointer="/query/group")
     after = "" if query.page_token is UNSET else pages.decode_token("tasks", query.page_token)
-    found = [
-        task
-        for task in services.delivery.table.tasks
-        if task.task_id > after and task.state in states and query.group in (UNSET, task.group)
-    ]
     now_ms = services.clock.wall_ms()
-    page = TaskPage(items=[view(task, now_ms) for task in found[: query.page_size]])
+    redrives = [view(task, now_ms) for task in services.delivery.table.tasks if query.group in (UNSET, task.group)]
+    own = [view_own(task) for task in services.store_tasks] if query.group is UNSET else []
+    found = sorted(
+        (task for task in [*redrives, *own] if task.task_id > after and task.state in states), key=lambda task: task.task_id
+    )
+    page = TaskPage(items=found[: query.page_size])
     if len(found) > query.page_size:
         page.next_page_token = pages.encode_token("tasks", page.items[-1].task_id)
     return reply(200, page)
@@ -56,6 +64,24 @@ def view(task: delivery.Task, now_ms: int) -> Task:
         failures=failures,
         failures_omitted=task.failed - len(failures),
         eta_ms=UNSET if eta_ms is None else eta_ms,
+        created_at=codec.rfc3339(task.begun_at_ms),
+        ended_at=UNSET if task.ended_at_ms is None else codec.rfc3339(task.ended_at_ms),
+    )
+
+
+def view_own(task: StoreTask) -> Task:
+    return Task(
+        task_id=task.task_id,
+        kind=task.kind,
+        state=task.state.value,
+        total=max(task.total, task.done),
+        done=task.done,
+        failed=0,
+        failures=[],
+        failures_omitted=0,
+        findings=[StoreFinding.of(finding) for finding in task.findings],
+        findings_omitted=task.findings_omitted,
+        error=task.error or UNSET,
         created_at=codec.rfc3339(task.begun_at_ms),
         ended_at=UNSET if task.ended_at_ms is None else codec.rfc3339(task.ended_at_ms),
     )

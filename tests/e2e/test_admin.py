@@ -1,14 +1,19 @@
 """What operators look at: the loops and the store, and what both say when something is wrong."""
 
 import sqlite3
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from pathlib import Path
 
-from tests.support.http import ok, until
+from tests.support.http import at_once, ok, until
 from tests.support.server import Server
 
 LOOPS = [
     *("retention", "schedules", "schedule_snapshots", "cron", "cron_snapshots", "leases", "redrive", "lease_snapshots"),
-    *("requests", "request_snapshots", "checkback", "webhooks", "snapshots", "deriver", "registry"),
+    *("requests", "request_snapshots", "checkback", "webhooks", "snapshots", "deriver", "scrub", "registry"),
 ]
 
 
@@ -48,6 +53,81 @@ def test_the_store_says_how_it_is_in_numbers(tmp_path):
     assert log["segments"] >= 1
     assert store["dispatch_lag_bytes"] == 0
     assert (store["pending_transactions"], store["held_transactions"], store["schedules_due_late"]) == (3, 0, 0)
+
+
+def ended(api, path: str) -> dict:
+    return until(lambda: (task := ok(api.get(path)))["state"] != "running" and task, "the task ends")
+
+
+def test_a_verification_beside_sends_finds_nothing_over_http_and_from_another_process(api, server, make_topic):
+    topic = make_topic(queues=4)
+    ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": "x"}), 201)
+    is_over = threading.Event()
+
+    def send() -> int:
+        count = 0
+        with server.client() as client:
+            while not is_over.is_set():
+                messages = [{"message": {"payload": "x" * 500, "key": f"k{count}-{n}", "tag": "a"}} for n in range(20)]
+                ok(client.post(f"/v1/topics/{topic}/messages/batch", json={"entries": messages}), 201)
+                count += 20
+        return count
+
+    with ThreadPoolExecutor(2) as pool:
+        sending = [pool.submit(send) for _ in range(2)]
+        try:
+            for _ in range(3):
+                begun = api.post("/v1/admin/store/verify")
+                task = ended(api, begun.headers["location"])
+                assert (task["state"], task["findings"], task["kind"]) == ("done", [], "verify_store"), task
+                assert 0 < task["done"] <= task["total"]
+            program = Path(sys.executable).with_name("escrowmq")
+            command = [str(program), "store", "verify", str(server.data_dir)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert "which is running: no findings" in done.stdout
+        finally:
+            is_over.set()
+    assert all(one.result() > 0 for one in sending)
+
+
+def test_one_verification_runs_at_a_time_and_can_be_cancelled(api):
+    first, second = at_once([lambda: api.post("/v1/admin/store/verify")] * 2)
+    assert (first.status_code, second.status_code) == (202, 202)
+    assert first.json()["task_id"] == second.json()["task_id"]
+    path = first.headers["location"]
+
+    cancelled = ok(api.delete(path))
+
+    assert cancelled["state"] in ("cancelled", "done")
+    assert "ended_at" in cancelled
+    assert ok(api.get(path)) == cancelled
+    assert cancelled in ok(api.get("/v1/tasks", params={"page_size": 1000, "state": cancelled["state"]}))["items"]
+    assert ended(api, api.post("/v1/admin/store/verify").headers["location"])["state"] == "done"
+
+
+def test_damage_of_the_old_log_is_told_by_the_verification_and_by_the_scrub_and_takes_no_readiness_away(tmp_path):
+    with Server(tmp_path / "data") as server, server.client() as api:
+        for n in range(20):
+            ok(api.post("/v1/topics/orders/messages", json={"payload": f"message {n}", "queue_id": 0}), 201)
+        assert server.terminate() == 0
+        path = server.data_dir / "store" / "commitlog" / ("0" * 20)
+        raw = path.read_bytes()
+        at = raw.index(b"message 7")
+        path.write_bytes(raw[:at] + b"M" + raw[at + 1 :])
+        server.start()
+
+        found = ended(api, api.post("/v1/admin/store/verify").headers["location"])["findings"]
+        scrub = until(lambda: (scrub := ok(api.get("/v1/admin/store"))["scrub"])["findings"] and scrub, "the scrub finds it")
+
+        assert [(one["code"], one["derived"]) for one in found] == [("log_damaged", False), ("log_messages_lost", False)]
+        assert found[1]["place"] == "orders/0, offset 7"
+        assert scrub["findings"] == found[:1]
+        assert scrub["position"] > found[0]["position"]
+        checks = ok(api.get("/readyz"))["checks"]
+        assert checks["store_intact"] == "the old log is damaged in 1 places, see GET /v1/admin/store"
+        assert "escrowmq_scrub_findings 1.0" in api.get("/metrics").text
+        assert "log_damage_found" in server.log()
 
 
 def test_what_a_loop_went_past_is_told_with_its_reason_and_the_service_is_ready_all_the_same(tmp_path):

@@ -30,7 +30,7 @@ def metrics(api: httpx.Client) -> dict[str, float]:
 
 def test_a_service_that_serves_is_alive_and_ready_and_says_what_that_means(api):
     assert ok(api.get("/livez")) == {"live": True}
-    checks = ("store_writable", "dispatch_lag", "scheduler", "requests", "leases", "checker")
+    checks = ("store_writable", "store_intact", "dispatch_lag", "scheduler", "requests", "leases", "checker")
     assert ok(api.get("/readyz")) == {"ready": True, "checks": dict.fromkeys(checks, "ok")}
 
 
