@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 import tarfile
 from pathlib import Path
@@ -163,6 +164,30 @@ def test_a_store_of_which_a_topic_was_deleted_has_no_finding(root, is_created_ag
     if is_created_again:
         queue_file(root).unlink()
 
+    assert verify(root) == []
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_store_that_was_repaired_as_the_findings_say_has_no_finding(root, number):
+    begin, _ = units(root, number)[2]
+    flip(segment(root, number), begin + 120)
+
+    def repair() -> list[Finding]:
+        (options,) = re.findall("store repair DIR (.*?)`", verify(root)[0].remedy)
+        result = CliRunner().invoke(app, ["store", "repair", str(root), *options.split()])
+        assert result.exit_code == 0, result.output
+        return verify(root)
+
+    left = repair()
+    assert {finding.is_derived for finding in left} == {True}, "queues and keys still lead to what was taken out"
+    assert repair() == []
+
+    async def live() -> None:
+        store = await opened(root)
+        await store.append([message(b"new")])
+        await store.aclose()
+
+    asyncio.run(live())
     assert verify(root) == []
 
 

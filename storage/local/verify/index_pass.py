@@ -21,7 +21,7 @@ from storage.store import Finding
 _AT_ONCE = 1 << 15  # entries
 _SLOTS_AT_ONCE = 1 << 18
 _MOST_DIFFERING = 1_000  # in one piece: then the file does not follow the log at all
-_REMEDY = "Stop the service, delete index/ and start it: the key index is rebuilt from the log."
+_REMEDY = "Stop the service and run `escrowmq store repair DIR --rebuild-derived`: the next start rebuilds the key index."
 
 
 class IndexPass:
@@ -109,6 +109,8 @@ class IndexPass:
             self._note(gone.path, None, "index_file_missing", "no file", f"{gone.count} entries")
         if self._files:
             self._files[0].has_gap = True
+        else:
+            self._limit = None
 
     def _is_dropped(self, name: str) -> bool:
         """Whether the file went with its segments since the verification began."""

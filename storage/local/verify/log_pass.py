@@ -15,7 +15,7 @@ from storage.local.verify.scope import Scope, SegmentFile
 from storage.store import Finding
 
 _MOST_UNIT_BYTES = 128 << 20  # what is said to be longer is damaged; the largest request makes a quarter of that
-_REMEDY = "Restore the file from a copy of the store. Without one these messages are lost; all others are served."
+_REMEDY = "Restore the file from a copy of the store. Without one these messages are lost, all others are served, and "
 
 
 class Piece(NamedTuple):
@@ -126,7 +126,7 @@ class LogWalk:
             found=reason,
             expected="whole units of records with their checksums",
             is_derived=False,
-            remedy=_REMEDY,
+            remedy=f"{_REMEDY}`escrowmq store repair DIR --blank-unit {begin}` takes the damage out of the log.",
         )
         yield Piece(name, self.at - begin, missing=range(begin, self.at), finding=finding)
         return self._limit is None and found is None and begin >= self._scope.durable_end
@@ -192,7 +192,7 @@ class LogWalk:
             found="no file",
             expected="a segment for each part of the log",
             is_derived=False,
-            remedy=_REMEDY,
+            remedy=f"{_REMEDY}`escrowmq store repair DIR` lists what can be done.",
         )
         return Piece(finding.file, 0, missing=range(self.at, segment.begin), finding=finding)
 
@@ -206,7 +206,7 @@ class LogWalk:
             found=f"the end of the log at {self.at}",
             expected=f"a log that was on disk up to {durable_end}",
             is_derived=False,
-            remedy=_REMEDY,
+            remedy=f"{_REMEDY}`escrowmq store repair DIR` lists what can be done.",
         )
         return Piece("commitlog", 0, missing=range(self.at, durable_end), finding=finding)
 

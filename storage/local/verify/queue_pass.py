@@ -28,8 +28,8 @@ _OPEN_FILES = 16
 _NOTHING = bytes(ENTRY_BYTES)
 _OF_OTHER_TOPICS = "%LMQ%"  # RocketMQ's light queues: their records name another topic
 _REMEDY = (
-    "Nothing at once: where the service meets such an entry it makes it again from the log. To rebuild all of "
-    "them, stop the service, delete consumequeue/ and snapshots/consume_queues, and start it."
+    "Nothing at once: where the service meets such an entry it makes it again from the log. To rebuild all of them, stop the "
+    "service and run `escrowmq store repair DIR --rebuild-derived`."
 )
 
 
@@ -89,9 +89,7 @@ class QueuePass:
             if queue_offset != queue.next:
                 if queue_offset < queue.next:
                     continue  # a broker's log may have an offset twice; the first one counts, as in a replay
-                self._compare(queue)
-                queue.gaps.append(OffsetRange(queue.next, queue_offset))
-                queue.next = queue_offset
+                self._skip(queue, queue_offset)
             queue.pending.append(queue_entry.encode(offset, length, tags_code(topic, own, stored_at_ms)))
             queue.next = queue_offset + 1
         self._pending += len(piece.scan.record_offsets)
@@ -107,6 +105,22 @@ class QueuePass:
             if first <= queue.next < end:
                 queue.pending += [entry] * (end - queue.next)
                 queue.next = end
+
+    def _feed_lost(self, offset: int, raw: bytes) -> None:
+        """Messages that a repair took out of the log: each has an entry that points to the note of it."""
+        for queue_id, (first, end) in lost_note.read(records.decode(raw).body):
+            key = (queue_id.topic.encode("utf-8"), queue_id.number)
+            queue = self._queues.setdefault(key, _Queue(queue_id, first))
+            if first > queue.next:
+                self._skip(queue, first)
+            queue.pending += [queue_entry.encode(offset, len(raw), 0)] * max(0, end - queue.next)
+            queue.next = max(queue.next, end)
+
+    def _skip(self, queue: _Queue, queue_offset: int) -> None:
+        """The log has no whole record of the messages before this one."""
+        self._compare(queue)
+        queue.gaps.append(OffsetRange(queue.next, queue_offset))
+        queue.next = queue_offset
 
     def finish(self) -> Iterator[tuple[str, list[Finding]]]:
         """The names of files that were read, and what was found."""
@@ -255,7 +269,7 @@ class QueuePass:
             found=f"entries that point to {where}",
             expected="a whole record for each message of the queue",
             is_derived=False,
-            remedy="Restore the segment of the log from a copy of the store. Without one these messages are lost.",
+            remedy="Restore the segment from a copy of the store. Without one these messages are lost.",
             places=len(numbers),
         )
 

@@ -50,7 +50,7 @@ def _log_files(scope: Scope) -> Iterator[VerifyStep]:
             "log_begins_late",
             found=f"a log that begins at {begin}",
             expected=f"a segment that begins at {slot.first_offset}",
-            remedy="Restore the missing segments from a copy of the store. Without one what lay in them is lost.",
+            remedy="Restore the missing segments from a copy, or run `escrowmq store repair DIR --accept-beginning`.",
             is_derived=False,
         )
     sizes = Counter(segment.end - segment.begin for segment in scope.segments)
@@ -60,13 +60,14 @@ def _log_files(scope: Scope) -> Iterator[VerifyStep]:
         if size is None or (size == usual and names.base_offset(name) is not None):
             continue
         is_segment = names.base_offset(name) is not None
+        restore, option = ("Restore the file from a copy, or", "--fit-segment") if is_segment else ("Run", "--set-aside")
         yield _step(
             scope,
             folder / name,
             "log_file_length" if is_segment else "log_file_foreign",
             found=f"{size} bytes" if is_segment else "this name",
             expected=f"{usual} bytes" if is_segment else "segments only, named by 20 digits",
-            remedy="Restore the file from a copy." if is_segment else "Move the file elsewhere: a start refuses it.",
+            remedy=f"{restore} `escrowmq store repair DIR {option} {name}`: a start refuses it as it is.",
             is_derived=not is_segment,
         )
 
