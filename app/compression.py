@@ -6,32 +6,41 @@ limit of a body before they are in memory. What goes is compressed where it is l
 
 import asyncio
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from isal import isal_zlib
 from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Receive, Send
 
-from app.problems import Refusal
+from app.problems import Refusal, too_large
 
 _GZIP = 16 + zlib.MAX_WBITS  # with gzip's head and checksum
-_PIECE_BYTES = 256 << 10
+_PIECE_BYTES = 64 << 10
+_FREE_BYTES = 256 << 10  # of a body that may have any ratio: a short one can hurt nobody
 _MIN_BYTES = 8 << 10  # a shorter answer is a few packets, compressed or not
 _ON_THE_LOOP_BYTES = 128 << 10  # compressed in less than a millisecond; a longer answer is compressed on a thread
 _COMPRESSED_TYPES = ("application/json", "application/problem+json")
 
 
-def inflating(receive: Receive) -> Receive:
-    """The body as it was before gzip. Raises Refusal malformed_request where it is none, or is cut short."""
+def inflating(receive: Receive, *, max_ratio: int, is_gone: Callable[[], bool]) -> Receive:
+    """The body as it was before gzip.
+
+    `max_ratio`: of its length to what has come of it compressed, once it is longer than `_FREE_BYTES`. `is_gone`: the client
+    has left, so that what it sent last need not be decompressed.
+    Raises Refusal malformed_request where it is no gzip or is cut short, body_too_large beyond the ratio.
+    """
     decoder = zlib.decompressobj(_GZIP)
+    taken_bytes = given_bytes = 0
     waiting = b""  # what has come and is not decompressed yet
     holds_more = False  # the decoder may have more than was asked of it
     is_over = False  # nothing more is to come
 
     async def inflated() -> Message:
-        nonlocal waiting, holds_more, is_over
+        nonlocal waiting, holds_more, is_over, taken_bytes, given_bytes
         if waiting or holds_more:
             await asyncio.sleep(0)  # others have their turn between the pieces
+            if is_gone():
+                return {"type": "http.disconnect"}
         elif is_over:
             return await receive()  # behind the body: that the client has left
         else:
@@ -43,6 +52,10 @@ def inflating(receive: Receive) -> Receive:
             piece = decoder.decompress(waiting, _PIECE_BYTES)
         except zlib.error as error:
             raise Refusal("malformed_request", f"the body is not gzip: {error}") from None
+        taken_bytes += len(waiting) - len(decoder.unconsumed_tail)
+        given_bytes += len(piece)
+        if given_bytes > max(_FREE_BYTES, max_ratio * taken_bytes):
+            raise too_large("gzip_ratio", max_ratio, f"a gzip body may have {max_ratio} times as many bytes when decompressed")
         waiting = decoder.unconsumed_tail
         holds_more = len(piece) == _PIECE_BYTES and not decoder.eof
         if decoder.unused_data:

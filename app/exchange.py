@@ -2,12 +2,15 @@
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from hashlib import sha256
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import msgspec
 from starlette.types import Scope
 
 from app import codec
+from app.body_budget import BodyShare
+from app.body_thread import LOOP_BYTES, BodyThread
 from app.problems import Refusal, invalid_field
 
 T = TypeVar("T")
@@ -15,6 +18,8 @@ T = TypeVar("T")
 JSON_LINES = "application/x-ndjson"
 
 HEADERS = "escrowmq.headers"  # where in the ASGI scope the gateway leaves what it has read
+BODY_SHARE = "escrowmq.body_share"  # and the request's share of the memory for bodies
+IS_GONE = "escrowmq.is_gone"  # an ASGI extension: has the client left?
 
 _STREAMS = re.compile(r"/v1/topics/[^/]+/messages/stream")
 
@@ -36,6 +41,13 @@ def read_headers(scope: Scope) -> dict[str, str]:
     return headers
 
 
+class RequestLimit(NamedTuple):
+    """How long a request with one message may be, which follows from how long the message may be."""
+
+    request_bytes: int
+    message_bytes: int
+
+
 class ClientGone(Exception):
     """The client has left; nobody is there to be answered."""
 
@@ -47,13 +59,35 @@ class Call(NamedTuple):
     headers: Mapping[str, str]
     query: Mapping[str, str]
     until_gone: Callable[[], Awaitable[None]]  # returns once the client has left
+    thread: BodyThread
+    max_values: int  # of JSON in the body
+    share: BodyShare
 
-    def decode(self, decoder: "msgspec.json.Decoder[T]") -> T:
+    async def decode(self, decoder: "msgspec.json.Decoder[T]") -> T:
         """The JSON body. A body that may be left out is an empty object then."""
         content_type = self.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         if content_type != "application/json" and self.body:
             raise Refusal("unsupported_media_type", f"the route takes application/json, not {content_type[:100]}")
-        return codec.decode(decoder, self.body or b"{}")
+        body = self.body or b"{}"
+        if len(body) <= LOOP_BYTES:
+            return codec.decode(decoder, body, max_values=self.max_values)
+        return await self.work(lambda: codec.decode(decoder, body, max_values=self.max_values))
+
+    async def work(self, work: Callable[[], T]) -> T:
+        """Do work that takes time with the body's size: on a thread where the body is large."""
+        return await self.thread.run(len(self.body), work)
+
+    async def answer_with(self, body_bytes: int, make: Callable[[], Any]) -> "Reply":
+        """200 with what `make` makes of message bodies of so many bytes: on a thread where they are many."""
+        return Reply(200, await self.thread.run(body_bytes, lambda: codec.encode(make())))
+
+    async def ahead(self, make: Callable[[], T]) -> Callable[[], T]:
+        """As `BodyThread.ahead`, for work that takes time with the body's size."""
+        return await self.thread.ahead(len(self.body), make)
+
+    async def fingerprint(self) -> str:
+        """By which the same body is known again."""
+        return await self.work(lambda: sha256(self.body).hexdigest())
 
     def parameters(self, kind: type[T]) -> T:
         """The query as the struct; unknown parameters are refused like unknown fields."""

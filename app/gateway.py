@@ -14,11 +14,13 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import codec
+from app.body_budget import BodyBudget, BodyShare
 from app.browsers import BrowserRules, request_host
 from app.compression import deflating, inflating, takes_gzip
-from app.exchange import HEADERS, ClientGone, read_headers, takes_a_stream
+from app.exchange import BODY_SHARE, HEADERS, IS_GONE, ClientGone, read_headers, takes_a_stream
 from app.observability import Metrics
-from app.problems import MEDIA_TYPE, Refusal, as_refusal, document
+from app.problems import MEDIA_TYPE, Refusal, as_refusal, document, too_large
+from app.settings import HttpOptions
 from storage.errors import MessagingError
 from storage.files.vfs import is_out_of_files
 
@@ -39,15 +41,17 @@ class Gateway:
         *,
         api_keys: Sequence[str],
         browser_rules: BrowserRules | None,
-        max_body_bytes: int,
+        options: HttpOptions,
         metrics: Metrics,
     ) -> None:
         """`browser_rules`: what takes the place of API keys where there are none."""
         self._app = app
         self._browser_rules = browser_rules
         self._keys = [sha256(key.encode()).digest() for key in api_keys]
-        self._max_body_bytes = max_body_bytes
+        self._options = options
+        self._bodies = BodyBudget(options.max_bodies_bytes)
         self._metrics = metrics
+        metrics.watch_bodies(lambda: self._bodies.used_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -55,6 +59,7 @@ class Gateway:
             return
         begun = perf_counter()
         headers = scope[HEADERS] = read_headers(scope)
+        share = scope[BODY_SHARE] = BodyShare(self._bodies)
         given = headers.get(REQUEST_ID, "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         is_head = scope["method"] == "HEAD"
@@ -81,8 +86,8 @@ class Gateway:
 
         try:
             self._check(scope, headers, has_limit=not is_stream)
-            source = inflating(receive) if _is_compressed(headers) else receive
-            await self._app(inner, source if is_stream else self._counting(source), out)
+            source = self._inflating(scope, receive) if _is_compressed(headers) else receive
+            await self._app(inner, self._counting(source, share, has_limit=not is_stream), out)
         except Refusal as refusal:
             await refuse(refusal)
         except MessagingError as error:
@@ -99,6 +104,7 @@ class Gateway:
                 raise
             await refuse(Refusal("internal_error"))
         finally:
+            share.close()
             operation = getattr(inner.get("route"), "operation_id", None) or "other"
             self._metrics.requests.labels(operation, status).inc()
             self._metrics.latency.labels(operation).observe(perf_counter() - begun)
@@ -123,7 +129,7 @@ class Gateway:
                 "malformed_request", "the one transfer encoding that is taken is chunked", headers={"Connection": "close"}
             )
         length = headers.get("content-length", "0")
-        if has_limit and length.isdigit() and int(length) > self._max_body_bytes:
+        if has_limit and length.isdigit() and int(length) > self._options.max_body_bytes:
             raise self._too_large()
 
     def _is_known(self, authorization: str) -> bool:
@@ -133,23 +139,30 @@ class Gateway:
         known = [hmac.compare_digest(digest, one) for one in self._keys]
         return scheme.lower() == "bearer" and any(known)
 
-    def _counting(self, receive: Receive) -> Receive:
-        """A body without Content-Length, or compressed, is counted as it comes."""
-        left_bytes = self._max_body_bytes
+    def _inflating(self, scope: Scope, receive: Receive) -> Receive:
+        is_gone = scope.get("extensions", {}).get(IS_GONE, lambda: False)
+        return inflating(receive, max_ratio=self._options.max_gzip_ratio, is_gone=is_gone)
+
+    def _counting(self, receive: Receive, share: BodyShare, *, has_limit: bool) -> Receive:
+        """A body is counted as it comes, and as it is when decompressed. `has_limit`: a stream has none of its own."""
+        left_bytes = self._options.max_body_bytes
 
         async def counted() -> Message:
             nonlocal left_bytes
             message = await receive()
             if message["type"] == "http.request":
-                left_bytes -= len(message.get("body", b""))
-                if left_bytes < 0:
+                byte_count = len(message.get("body", b""))
+                left_bytes -= byte_count
+                if has_limit and left_bytes < 0:
                     raise self._too_large()
+                share.add(byte_count)
             return message
 
         return counted
 
     def _too_large(self) -> Refusal:
-        return Refusal("body_too_large", f"a body may have {self._max_body_bytes} bytes")
+        limit = self._options.max_body_bytes
+        return too_large("bytes", limit, f"a body may have {limit} bytes")
 
 
 def _is_compressed(headers: Mapping[str, str]) -> bool:

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app import codec
 from app.connections import Connections
-from app.exchange import takes_a_stream
+from app.exchange import IS_GONE, takes_a_stream
 from app.problems import MEDIA_TYPE, Refusal, document
 from app.settings import HttpOptions
 from app.testing.options import CUT
@@ -66,9 +66,10 @@ def guarded(options: HttpOptions, *, connections: Connections | None = None, can
 
         def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
             self._running = cycle
+            extensions: dict[str, Any] = {IS_GONE: lambda: cycle.disconnected}
             if can_cut:
-                extensions: dict[str, Any] = {CUT: cycle.transport.abort}
-                cycle.scope["extensions"] = extensions
+                extensions[CUT] = cycle.transport.abort
+            cycle.scope["extensions"] = extensions
             cycle.transport = cast("asyncio.Transport", _AnswerAtOnce(cycle))
             is_served = open_ones.serves(self, cycle.scope["path"])
             super()._start_asgi_task(cycle, app if is_served else _no_connection_left)

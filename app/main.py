@@ -49,8 +49,9 @@ Every refusal is a problem document (RFC 9457) with a code from a closed list; [
 problem says `retryable`, the request may be sent again after the time in `Retry-After`; with an `Idempotency-Key` any POST that
 creates something may be repeated at any time.
 
-A request body has at most 16 MiB and is nested at most 128 levels deep; it may be compressed (`Content-Encoding: gzip`), and
-counts as it was before. Longer answers come as gzip where `Accept-Encoding` says so. Unknown fields and query parameters are
+A request body has at most 16 MiB and 100,000 JSON values and is nested at most 128 levels deep; it may be compressed
+(`Content-Encoding: gzip`, at most 100 to 1), and counts as it was before. A value in `json` is stored without white space and
+otherwise as it was sent. Longer answers come as gzip where `Accept-Encoding` says so. Unknown fields and query parameters are
 refused; of a name that stands twice in an object the last one counts. `null` is never sent and never taken (but inside `json`),
 times are RFC 3339 in UTC, durations are whole milliseconds.
 """
@@ -130,7 +131,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
         Gateway,
         api_keys=keys,
         browser_rules=None if keys else BrowserRules(settings.http.allowed_hosts),
-        max_body_bytes=settings.http.max_body_bytes,
+        options=settings.http,
         metrics=metrics,
     )
     return app

@@ -119,6 +119,11 @@ class Metrics:
         )
         self.long_polls = Gauge("escrowmq_long_polls_open", "Long polls parked", registry=registry)
 
+    def watch_bodies(self, used_bytes: Callable[[], int]) -> None:
+        """Show the bytes of request bodies under way."""
+        held = Gauge("escrowmq_request_body_bytes", "Bytes of request bodies under way", registry=self.registry)
+        held.set_function(used_bytes)
+
     def note_delivered(self, late_ms: Iterable[int]) -> None:
         """Delayed messages were delivered so late."""
         for one in late_ms:

@@ -15,20 +15,21 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
-from app.exchange import HEADERS, JSON_LINES, Call, FileReply, Reply
+from app.exchange import BODY_SHARE, HEADERS, JSON_LINES, Call, FileReply, Reply, RequestLimit
 from app.problems import MEDIA_TYPE, PROBLEMS, Refusal, as_refusal, invalid_field
 from app.registry.payload_schema import until_checked
 from app.services import Services
-from storage.errors import MessagingError
+from storage.errors import MessageTooLarge, MessagingError
 
 ALWAYS = (
     "malformed_request", "unauthenticated", "origin_not_allowed", "host_not_allowed", "validation_failed", "internal_error",
     "recovering", "shutting_down",
 )  # fmt: skip
-READING = ("unsupported_media_type", "body_too_large")
+READING = ("unsupported_media_type", "body_too_large", "overloaded")
 WRITING = ("overloaded", "storage_failed", "storage_full")
 
 Handler = Callable[..., Awaitable[Reply | FileReply]]
+BodyLimit = Callable[..., RequestLimit]
 StreamHandler = Callable[..., AsyncGenerator[bytes, None]]  # the last argument: the pieces of the body as they come
 
 
@@ -99,7 +100,8 @@ def operation(
     `answers`: by status; None where there is nothing in it.
     `problems`: the codes it may answer with, beside those that all have. `example`: a body that is taken; a test sends it.
     """
-    codes = [*ALWAYS, *problems, *(READING if body is not None or takes_bytes or takes_lines else ())]
+    reads = body is not None or takes_bytes or takes_lines
+    codes = list(dict.fromkeys([*ALWAYS, *problems, *(READING if reads else ())]))
     assert operation_id not in SCHEMAS, f"two operations are called {operation_id}"
     SCHEMAS[operation_id] = Schemas(query, body, answers)
     of_refusals = ["Store-Pressure"] if "Store-Pressure" in answer_headers else []
@@ -182,11 +184,12 @@ def digits(text: str) -> str:
     return text
 
 
-async def answer(request: Request, handler: Handler, *parameters: Any) -> Response:
-    """Let the handler answer this request."""
+async def answer(request: Request, handler: Handler, *parameters: Any, limit: BodyLimit | None = None) -> Response:
+    """Let the handler answer this request. `limit`: of its body, asked before it is read, with the services and parameters."""
     services: Services = request.app.state.get_services()
     with _under_pressure(request, services):
-        call = _call(request, _query(request), await request.body())
+        body = await (request.body() if limit is None else _read_within(request, limit(services, *parameters)))
+        call = _call(request, services, _query(request), body)
         reply = await until_checked(lambda: handler(services, call, *parameters))
     if isinstance(reply, FileReply):
         headers = {
@@ -196,6 +199,26 @@ async def answer(request: Request, handler: Handler, *parameters: Any) -> Respon
         }
         return StreamingResponse(_pieces(reply.file), headers=headers, media_type=reply.media_type)
     return Response(reply.body, reply.status, reply.headers, reply.media_type)
+
+
+async def _read_within(request: Request, limit: RequestLimit) -> bytes:
+    """The body. Raises MessageTooLarge: by its Content-Length before any of it has come."""
+    headers = request.scope[HEADERS]
+    length = headers.get("content-length", "0")
+    is_plain = headers.get("content-encoding", "identity").lower() == "identity"
+    if is_plain and length.isdigit():
+        _check_length(int(length), limit)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        _check_length(len(body), limit)
+    return bytes(body)
+
+
+def _check_length(length: int, limit: RequestLimit) -> None:
+    if length > limit.request_bytes:
+        detail = f"no message of at most {limit.message_bytes} bytes, as the topic allows, makes a request of {length}"
+        raise MessageTooLarge(detail, limit_bytes=limit.message_bytes)
 
 
 def _pieces(file: BinaryIO) -> Iterator[bytes]:
@@ -209,7 +232,7 @@ def answer_stream(request: Request, handler: StreamHandler, *parameters: Any) ->
     """Let the handler answer this request piece by piece, while its body comes; the call that it gets has none."""
     services: Services = request.app.state.get_services()
     with _under_pressure(request, services):
-        call = _call(request, _query(request), b"")
+        call = _call(request, services, _query(request), b"")
     return _Pieces(request, services, handler(services, call, *parameters, request.stream()))
 
 
@@ -248,7 +271,7 @@ class _Pieces(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _call(request: Request, query: Mapping[str, str], body: bytes) -> Call:
+def _call(request: Request, services: Services, query: Mapping[str, str], body: bytes) -> Call:
     if query and SCHEMAS[request.scope["route"].operation_id].query is None:
         name = next(iter(query))[:100]
         raise invalid_field(f"/query/{name}", "unknown_field", f"the operation takes no query parameter {name}")
@@ -257,7 +280,15 @@ def _call(request: Request, query: Mapping[str, str], body: bytes) -> Call:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    return Call(body, request.scope[HEADERS], query, until_gone)
+    return Call(
+        body,
+        request.scope[HEADERS],
+        query,
+        until_gone,
+        services.body_thread,
+        services.max_body_values,
+        request.scope[BODY_SHARE],
+    )
 
 
 def _query(request: Request) -> dict[str, str]:

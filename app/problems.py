@@ -159,6 +159,11 @@ def _shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
+def too_large(limited: str, limit: int, detail: str) -> Refusal:
+    """The refusal of a body over a limit. `limited`: of what it has too much."""
+    return Refusal("body_too_large", detail, context={"limited": limited, "limit": str(limit)})
+
+
 def as_refusal(error: MessagingError | Refusal) -> Refusal:
     """The refusal that an error of the house becomes."""
     if isinstance(error, Refusal):

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from app.body_thread import BodyThread
 from app.connections import Connections
 from app.exchange import Call, ClientGone
 from app.observability import Metrics
@@ -60,6 +61,8 @@ class Services:
     connections: Connections
     max_waiting: int
     max_line_bytes: int  # of a stream
+    max_body_values: int  # of JSON in a request
+    body_thread: BodyThread
     waiting: int = 0
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 

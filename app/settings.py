@@ -25,6 +25,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from app import codec
 from app.browsers import BrowserRules
 from app.environment import from_json
 from app.registry.options import LimitOptions
@@ -47,6 +48,9 @@ class HttpOptions:
     """The door."""
 
     max_body_bytes: int = 16 << 20
+    max_body_values: int = codec.MAX_VALUES  # of JSON; each list and object counts as one more
+    max_bodies_bytes: int = 256 << 20  # of all bodies under way together, as they are when decompressed
+    max_gzip_ratio: int = 100  # of what a body is when decompressed to what it is when compressed
     max_head_bytes: int = 128 << 10  # request line and headers; 16 KiB of properties take 48 KiB where each byte is escaped
     max_connections: int = 0  # 0: as many as the limit of open files leaves, up to MOST_CONNECTIONS
     head_timeout_ms: int = 5_000  # from the first byte of a request to the end of its headers

@@ -12,6 +12,7 @@ import structlog
 from sqlalchemy.exc import DatabaseError
 
 from app import exit_codes
+from app.body_thread import BodyThread
 from app.connections import Connections
 from app.loop_watch import LoopWatch
 from app.loops import ACTING, add_loops, keep_tables
@@ -325,6 +326,8 @@ class Wiring:
         )
         await topic_deletions.finish_all()
         stack.push_async_callback(topic_deletions.drain)
+        body_thread = BodyThread()
+        stack.callback(body_thread.close)
         store_tasks = StoreTasks(clock, lambda: identifiers.new("task"))
         stack.push_async_callback(store_tasks.stop)
         self._services = Services(
@@ -355,6 +358,8 @@ class Wiring:
             connections=self.connections,
             max_waiting=settings.http.waiting_limit,
             max_line_bytes=settings.http.max_body_bytes,
+            max_body_values=settings.http.max_body_values,
+            body_thread=body_thread,
         )
 
         add_loops(self._services, settings)

@@ -2,7 +2,20 @@
 
 import sys
 
-from benchmarks import append, asking, audit, delivery, http, index, recovery, schedules, segments, transactions, visible
+from benchmarks import (
+    append,
+    asking,
+    audit,
+    delivery,
+    http,
+    index,
+    longest_turn,
+    recovery,
+    schedules,
+    segments,
+    transactions,
+    visible,
+)  # fmt: skip
 from benchmarks.report import show_machine
 
 BENCHMARKS = {
@@ -13,6 +26,7 @@ BENCHMARKS = {
     "http": http.run,
     "asking": asking.run,
     "delivery": delivery.run,
+    "longest_turn": longest_turn.run,
 }
 LONG = {"audit": audit.run, "schedules": schedules.run, "segments": segments.run, "transactions": transactions.run}
 

@@ -3,7 +3,6 @@
 import asyncio
 import csv
 import io
-from hashlib import sha256
 from typing import Any, BinaryIO, get_args
 
 import msgspec
@@ -35,8 +34,8 @@ _CSV = "verdict transaction_id producer_group flags log_offset bytes reason reco
 
 
 async def create(services: Services, call: Call) -> Reply:
-    given = call.decode(_decoder)
-    key, fingerprint = call.idempotency_key, sha256(call.body).hexdigest()
+    given = await call.decode(_decoder)
+    key, fingerprint = call.idempotency_key, await call.fingerprint()
     begun_from_ms, begun_to_ms = _time(given.from_, "/from"), _time(given.to, "/to")
     if begun_from_ms is not None and begun_to_ms is not None and begun_from_ms > begun_to_ms:
         raise invalid_field("/to", "out_of_range", "it is earlier than `from`")

@@ -40,7 +40,7 @@ _EXPIRED: Problem = document(as_refusal(LeaseExpired()))
 
 async def receive(services: Services, call: Call, group: str) -> Reply:
     rules = services.consumer_groups.get(group).rules
-    given = call.decode(_receive_decoder)
+    given = await call.decode(_receive_decoder)
     _check_text(given.worker, "/worker")
     _check_text(given.attempt_id, "/attempt_id")
     request = Request(
@@ -62,13 +62,17 @@ async def receive(services: Services, call: Call, group: str) -> Reply:
             await services.delivery.wait(group, rules, request, timeout_ms=left_ms)
         rules = services.consumer_groups.get(group).rules  # it may have been changed, or deleted
     services.metrics.messages_out.inc(len(found))
-    messages = [_view(one, given.payload) for one in found]
-    return reply(200, ReceivedMessages(server_time=codec.rfc3339(services.clock.wall_ms()), messages=messages))
+    now = codec.rfc3339(services.clock.wall_ms())
+
+    def received() -> ReceivedMessages:
+        return ReceivedMessages(server_time=now, messages=[_view(one, given.payload) for one in found])
+
+    return await call.answer_with(sum([len(one.message.body) for one in found]), received)
 
 
 async def ack(services: Services, call: Call, group: str) -> Reply:
     services.consumer_groups.get(group)
-    handles = [entry.receipt_handle for entry in call.decode(_ack_decoder).entries]
+    handles = [entry.receipt_handle for entry in (await call.decode(_ack_decoder)).entries]
     accepted = await services.delivery.ack(group, handles)
     return _answer(
         [
@@ -80,7 +84,7 @@ async def ack(services: Services, call: Call, group: str) -> Reply:
 
 async def extend(services: Services, call: Call, group: str) -> Reply:
     rules = services.consumer_groups.get(group).rules
-    entries = call.decode(_extend_decoder).entries
+    entries = (await call.decode(_extend_decoder)).entries
     wanted = [(one.receipt_handle, rules.lease_ms if one.lease_ms is UNSET else one.lease_ms) for one in entries]
     until = await services.delivery.extend(group, wanted)
     return _answer(
@@ -101,7 +105,7 @@ async def nack(services: Services, call: Call, group: str) -> Reply:
             None if one.delay_ms is UNSET else one.delay_ms,
             _check_text(one.reason, f"/entries/{index}/reason"),
         )
-        for index, one in enumerate(call.decode(_nack_decoder).entries)
+        for index, one in enumerate((await call.decode(_nack_decoder)).entries)
     ]
     return _moved(refused, await services.delivery.nack(group, rules, refused))
 
@@ -110,7 +114,7 @@ async def dead_letter(services: Services, call: Call, group: str) -> Reply:
     rules = services.consumer_groups.get(group).rules
     refused = [
         Refused(one.receipt_handle, None, _check_text(one.reason, f"/entries/{index}/reason"))
-        for index, one in enumerate(call.decode(_dead_letter_decoder).entries)
+        for index, one in enumerate((await call.decode(_dead_letter_decoder)).entries)
     ]
     return _moved(refused, await services.delivery.dead_letter(group, rules, refused))
 

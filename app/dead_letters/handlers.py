@@ -1,7 +1,5 @@
 """Dead letters over HTTP: list, look at, redrive, purge."""
 
-from hashlib import sha256
-
 import msgspec
 from msgspec import UNSET
 
@@ -34,10 +32,14 @@ async def list_(services: Services, call: Call, group: str) -> Reply:
     query = call.parameters(ListDeadLettersQuery)
     begin = 0 if query.page_token is UNSET else pages.decode_number_token("dead_letters", query.page_token)
     found = await services.delivery.dead_letters.slice(group, begin, query.page_size + 1)
-    page = DeadLetterPage(items=[_view(message, query.payload) for message in found[: query.page_size]])
-    if len(found) > query.page_size:
-        page.next_page_token = pages.encode_token("dead_letters", str(found[query.page_size].queue_offset))
-    return reply(200, page)
+
+    def page() -> DeadLetterPage:
+        page = DeadLetterPage(items=[_view(message, query.payload) for message in found[: query.page_size]])
+        if len(found) > query.page_size:
+            page.next_page_token = pages.encode_token("dead_letters", str(found[query.page_size].queue_offset))
+        return page
+
+    return await call.answer_with(sum([len(message.body) for message in found]), page)
 
 
 async def get(services: Services, call: Call, group: str, message_id: str) -> Reply:
@@ -46,7 +48,7 @@ async def get(services: Services, call: Call, group: str, message_id: str) -> Re
     found = await services.delivery.dead_letters.find(group, message_id)
     if found is None:
         raise Refusal("message_not_found", f"message {message_id[:100]} is no dead letter of group {group}")
-    return reply(200, _view(found, query.payload))
+    return await call.answer_with(len(found.body), lambda: _view(found, query.payload))
 
 
 async def purge(services: Services, _: Call, group: str) -> Reply:
@@ -56,14 +58,14 @@ async def purge(services: Services, _: Call, group: str) -> Reply:
 
 async def redrive(services: Services, call: Call, group: str) -> Reply:
     services.consumer_groups.get(group)
-    given = call.decode(_decoder)
+    given = await call.decode(_decoder)
     wanted = _wanted(given)
     request = Redrive(
         wanted=wanted,
         reset_attempts=given.reset_attempts,
         max_per_second=given.max_per_second or None,
         idempotency_key=call.idempotency_key,
-        fingerprint=sha256(call.body).hexdigest(),
+        fingerprint=await call.fingerprint(),
     )
     if given.dry_run:
         found = await services.delivery.dead_letters.count(group, wanted)

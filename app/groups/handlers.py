@@ -21,7 +21,7 @@ _decoder = msgspec.json.Decoder(GroupInput)
 
 async def put(services: Services, call: Call, name: str) -> Reply:
     services.consumer_groups.check_name(name)
-    given = call.decode(_decoder)
+    given = await call.decode(_decoder)
 
     def new_rules(known: ConsumerGroup | None) -> delivery.GroupRules:
         call.check_if_match(None if known is None else known.revision)

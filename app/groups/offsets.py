@@ -42,7 +42,7 @@ async def get_offsets(services: Services, call: Call, group: str) -> Reply:
 
 async def commit_offsets(services: Services, call: Call, group: str) -> Reply:
     services.consumer_groups.check_name(group)
-    given = call.decode(_decoder).offsets
+    given = (await call.decode(_decoder)).offsets
     wanted: dict[QueueId, int] = {}
     for index, one in enumerate(given):
         try:
@@ -63,7 +63,7 @@ async def commit_offsets(services: Services, call: Call, group: str) -> Reply:
 
 async def reset(services: Services, call: Call, group: str) -> Reply:
     services.consumer_groups.get(group)
-    given = call.decode(_reset_decoder)
+    given = await call.decode(_reset_decoder)
     topic = services.topics.get(given.topic)
     wanted = await _wanted(services, given, topic)
     if given.dry_run:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from msgspec import UNSET
 
 from app import codec
+from app.exchange import RequestLimit
 from app.messages.schemas import MessageInput, PayloadInput
 from app.problems import FieldError, Refusal, invalid_field
 from app.registry.topics import MessageType, Topic
@@ -20,6 +21,9 @@ from storage.message import ORDERING_KEY, Message, QueueId, queue_for
 MAX_FIELD_BYTES = 255
 MAX_PROPERTIES_BYTES = 16 << 10
 JSON = "application/json"
+_LONGEST_ESCAPE = 6  # bytes of a request for a byte of a message: \\u0001; base64 and UTF-8 written as escapes take less
+_ENVELOPE_BYTES = 128 << 10  # of a request beside the message's body: 16 KiB of properties as escapes, names and brackets
+_BASE64_PIECE = 1 << 20
 _LONGEST_DELAY_MS = 1_000 * 365 * 86_400_000  # so that no time has more digits for its year than RFC 3339
 TRACEPARENT = "traceparent"
 
@@ -90,6 +94,12 @@ def build(
     return with_delay(message, delay_ms=delay.delay_ms, due_ms=delay.due_ms)
 
 
+def request_limit(topic: Topic) -> RequestLimit:
+    """How long a request with one message for the topic may be. White space around and in its JSON counts."""
+    limit_bytes = topic.settings.max_message_bytes
+    return RequestLimit(_LONGEST_ESCAPE * limit_bytes + _ENVELOPE_BYTES, limit_bytes)
+
+
 def build_reply(given: PayloadInput, *, limit_bytes: int) -> tuple[bytes, str | None, dict[str, str]]:
     """(body, content type, the replier's own properties), under the rules of messages. Raises Refusal, MessageTooLarge."""
     body, content_type = _body(given, 1)
@@ -115,15 +125,25 @@ def _body(given: PayloadInput, depth: int) -> tuple[bytes, str | None]:
             raise invalid_field("/content_type", "not_allowed", f"the content type of json is {JSON}")
         if given.payload_encoding != "utf8":
             raise invalid_field("/payload_encoding", "not_allowed", "payload_encoding goes with payload")
-        return codec.compact(given.json, depth=depth), JSON
+        return codec.compact(bytes(given.json), depth=depth), JSON
     if given.payload is UNSET:
         raise invalid_field("/payload", "missing", "a message has a payload or json")
     if given.payload_encoding == "utf8":
         return given.payload.encode("utf-8"), content_type
     try:
-        return binascii.a2b_base64(given.payload, strict_mode=True), content_type
+        return _from_base64(given.payload), content_type
     except ValueError as error:
         raise invalid_field("/payload", "invalid_format", f"the payload is not base64: {error}") from None
+
+
+def _from_base64(text: str) -> bytes:
+    """The bytes. Decoded in pieces, as each holds the GIL. Raises ValueError."""
+    pieces: list[bytes] = []
+    for start in range(0, len(text), _BASE64_PIECE):
+        if pieces and len(pieces[-1]) < _BASE64_PIECE // 4 * 3:
+            raise ValueError("Excess data after padding")
+        pieces.append(binascii.a2b_base64(text[start : start + _BASE64_PIECE], strict_mode=True))
+    return b"".join(pieces)
 
 
 def _content_type(given: PayloadInput) -> str | None:

@@ -90,7 +90,7 @@ QueueNumber = Annotated[
 )
 async def send_message(topic: Topic, request: Request) -> Response:
     """Send one message. 202: it is stored, but the sync that was asked for takes longer than the limit."""
-    return await answer(request, send.send, topic)
+    return await answer(request, send.send, topic, limit=send.limit)
 
 
 @router.post(
@@ -125,7 +125,7 @@ async def send_message_batch(topic: Topic, request: Request) -> Response:
 )
 async def send_message_raw(topic: Topic, request: Request) -> Response:
     """Send the request's body as it is. It may be of any type; `Message-Property-<name>` headers are properties."""
-    return await answer(request, send.send_raw, topic)
+    return await answer(request, send.send_raw, topic, limit=send.limit_raw)
 
 
 @router.post(

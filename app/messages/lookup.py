@@ -32,7 +32,7 @@ async def get(services: Services, call: Call, message_id: str) -> Reply:
     query = call.parameters(MessageQuery)
     message, schedule = await _stored_or_waiting(services, message_id)
     if schedule is None:
-        return reply(200, message_view(message, query.payload))
+        return await call.answer_with(len(message.body), lambda: message_view(message, query.payload))
     view = message_view(message, query.payload, KnownMessage)
     view.topic, view.queue_id, view.queue_offset = schedule.topic, UNSET, UNSET
     view.schedule_id, view.deliver_at = schedule.schedule_id, codec.rfc3339(schedule.due_ms)
@@ -98,10 +98,14 @@ async def query(services: Services, call: Call) -> Reply:
         older_than=None if token is UNSET else pages.decode_number_token("messages", token),
         max_messages=given.page_size + 1,
     )
-    page = FoundPage(items=[message_view(message, given.payload) for message in found[: given.page_size]])
-    if len(found) > given.page_size:
-        page.next_page_token = pages.encode_token("messages", str(page_end(found[given.page_size - 1])))
-    return reply(200, page)
+
+    def page() -> FoundPage:
+        page = FoundPage(items=[message_view(message, given.payload) for message in found[: given.page_size]])
+        if len(found) > given.page_size:
+            page.next_page_token = pages.encode_token("messages", str(page_end(found[given.page_size - 1])))
+        return page
+
+    return await call.answer_with(sum([len(message.body) for message in found]), page)
 
 
 def page_end(message: StoredMessage) -> int:

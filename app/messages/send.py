@@ -9,8 +9,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from app import codec
-from app.exchange import Call, Reply, reply
-from app.messages.build import build
+from app.exchange import Call, Reply, RequestLimit, reply
+from app.messages.build import build, request_limit
 from app.messages.schemas import BatchEntry, BatchInput, BatchResult, BatchSendResult, LooseBatch, MessageInput, Receipt
 from app.problems import Problem, Refusal, as_refusal, document, invalid_field
 from app.registry.payload_schema import ChecksPending
@@ -29,6 +29,7 @@ _loose_batch_decoder = msgspec.json.Decoder(LooseBatch)
 
 DURABILITY = {"synced": Durability.SYNCED, "buffered": Durability.BUFFERED, UNSET: None}
 _BATCH_DEPTH = 4  # of the value of a `json` field in a batch
+_ENTRY_COST_BYTES = 256  # an entry takes as long as so many bytes of a message, be they fewer
 _MAX_ERRORS = 50  # field errors in one problem; the first ones tell enough
 
 # Message-* headers of the raw route, and the field that each one is.
@@ -39,9 +40,20 @@ _RAW_FIELDS = {
 _RAW_PROPERTY = "message-property-"
 
 
+def limit(services: Services, topic_name: str) -> RequestLimit:
+    """How long a request that sends one message as JSON may be."""
+    return request_limit(services.topics.to_use(topic_name))
+
+
+def limit_raw(services: Services, topic_name: str) -> RequestLimit:
+    """How long a request that sends one message as it is may be."""
+    limit_bytes = services.topics.to_use(topic_name).settings.max_message_bytes
+    return RequestLimit(limit_bytes, limit_bytes)
+
+
 async def send(services: Services, call: Call, topic_name: str) -> Reply:
     topic = services.topics.to_use(topic_name)
-    return await _send_one(services, call, topic, call.decode(_message_decoder), raw_body=None)
+    return await _send_one(services, call, topic, await call.decode(_message_decoder), raw_body=None)
 
 
 async def send_raw(services: Services, call: Call, topic_name: str) -> Reply:
@@ -56,14 +68,39 @@ async def send_raw(services: Services, call: Call, topic_name: str) -> Reply:
 async def send_batch(services: Services, call: Call, topic_name: str) -> Reply:
     topic = services.topics.to_use(topic_name)
     traceparent = call.traceparent
-    is_atomic, entries = _decode_batch(call)
+    is_atomic, entries = await _decode_batch(call)
     _refuse_twin_ids(entries)
-    request = _keyed(call, "sendMessageBatch", topic)
+    request = await _keyed(call, "sendMessageBatch", topic)
+    message_ids = services.identifiers.many("msg", len(entries))
+    now_ms = services.clock.wall_ms()
+
+    def make() -> tuple[dict[int, Message], dict[int, Problem]]:
+        messages, refusals = _build_entries(entries, message_ids, topic, now_ms, traceparent)
+        if is_atomic and refusals:
+            raise _one_refusal(refusals.values())
+        return messages, {index: document(refusal) for index, refusal in refusals.items()}
+
+    make = await call.thread.ahead(max(len(call.body), len(entries) * _ENTRY_COST_BYTES), make)
+    if not services.topics.knows(topic.name) and make()[0]:
+        await services.topics.ensure(topic)
+    # Nothing is awaited from here to the append: this request is the only one of its key.
     before = await _sent_before(services, request, topic)
     if before is not None:
         return await _batch_again(services, entries, before)
-    message_ids = services.identifiers.many("msg", len(entries))
-    now_ms = services.clock.wall_ms()
+    messages, refused = make()
+    durability = strongest_of([entry.message for entry in entries if isinstance(entry.message, MessageInput)])
+    places = await append_all(
+        services, request, topic, messages, durability, status=207 if refused else 201, refused=refused
+    )  # fmt: skip
+    receipts = {index: receipt_of(message, place) for (index, message), place in zip(messages.items(), places, strict=True)}
+    status = status_of(services, places[0], durability) if places else 201
+    return _batch_reply(services, entries, receipts, refused, status=status, replayed=False)
+
+
+def _build_entries(
+    entries: "_Entries", message_ids: Sequence[str], topic: Topic, now_ms: int, traceparent: str | None
+) -> tuple[dict[int, Message], dict[int, Refusal]]:
+    """The messages of a batch and the refusals of the entries of which none can be made, by index."""
     messages: dict[int, Message] = {}
     refusals: dict[int, Refusal] = {}
     pending = []
@@ -87,27 +124,18 @@ async def send_batch(services: Services, call: Call, topic_name: str) -> Reply:
             refusals[index] = _refused_entry(error, index)
     if pending:
         raise ChecksPending(pending)
-    if is_atomic and refusals:
-        raise _one_refusal(refusals.values())
-    refused = {index: document(refusal) for index, refusal in refusals.items()}
-    if messages:
-        await services.topics.ensure(topic)
-    durability = strongest_of([entry.message for entry in entries if isinstance(entry.message, MessageInput)])
-    places = await append_all(
-        services, request, topic, messages, durability, status=207 if refused else 201, refused=refused
-    )  # fmt: skip
-    receipts = {index: receipt_of(message, place) for (index, message), place in zip(messages.items(), places, strict=True)}
-    status = status_of(services, places[0], durability) if places else 201
-    return _batch_reply(services, entries, receipts, refused, status=status, replayed=False)
+    return messages, refusals
 
 
 # ------------------------------------------------------------------------------------------------------------- appending
 
 
-def _keyed(call: Call, operation: str, topic: Topic, *, is_raw: bool = False) -> KeyedRequest | None:
+async def _keyed(call: Call, operation: str, topic: Topic, *, is_raw: bool = False) -> KeyedRequest | None:
     """What makes the request repeatable; None where it has no Idempotency-Key."""
     key = call.idempotency_key
-    return None if key is None else KeyedRequest(f"{operation} {topic.name}", key, _fingerprint(call, is_raw=is_raw))
+    if key is None:
+        return None
+    return KeyedRequest(f"{operation} {topic.name}", key, await call.work(lambda: _fingerprint(call, is_raw=is_raw)))
 
 
 def _fingerprint(call: Call, *, is_raw: bool) -> str:
@@ -163,24 +191,26 @@ def begin_keyed(
 
 async def _send_one(services: Services, call: Call, topic: Topic, given: MessageInput, *, raw_body: bytes | None) -> Reply:
     is_raw = raw_body is not None
-    request = _keyed(call, "sendMessageRaw" if is_raw else "sendMessage", topic, is_raw=is_raw)
+    request = await _keyed(call, "sendMessageRaw" if is_raw else "sendMessage", topic, is_raw=is_raw)
+    now_ms = services.clock.wall_ms()
+    message_id, traceparent = services.identifiers.new("msg"), call.traceparent
+
+    def make() -> Message:
+        built = build(given, topic, message_id=message_id, now_ms=now_ms, raw_body=raw_body, traceparent=traceparent)
+        return scheduled_message.put_off(built, now_ms)
+
+    make = await call.ahead(make)
+    if not services.topics.knows(topic.name):
+        make()  # a message that is refused leaves no topic behind
+        await services.topics.ensure(topic)
+    # Nothing is awaited from here to the append: this request is the only one of its key.
     before = await _sent_before(services, request, topic)
     if before is not None:
         ((stored, place),) = await services.sent_keys.find(before)
         receipt = receipt_of(stored, place, deduplicated=True)
         return reply(before.status, receipt, _send_headers(services, replayed=True) | _location(receipt))
-    now_ms = services.clock.wall_ms()
-    built = build(
-        given,
-        topic,
-        message_id=services.identifiers.new("msg"),
-        now_ms=now_ms,
-        raw_body=raw_body,
-        traceparent=call.traceparent,
-    )
-    message = scheduled_message.put_off(built, now_ms)
+    message = make()
     durability = DURABILITY[given.require_durability]
-    await services.topics.ensure(topic)
     (place,) = await append_all(services, request, topic, {0: message}, durability)
     receipt = receipt_of(message, place)
     headers = _send_headers(services, replayed=False) | _location(receipt)
@@ -233,15 +263,17 @@ class _JudgedEntry(NamedTuple):
 _Entries = Sequence[BatchEntry | _JudgedEntry]
 
 
-def _decode_batch(call: Call) -> tuple[bool, _Entries]:
+async def _decode_batch(call: Call) -> tuple[bool, _Entries]:
     """(atomic, entries). Where a message cannot be decoded, its entry holds why, and the others can go on."""
     try:
-        batch = call.decode(_batch_decoder)
+        batch = await call.decode(_batch_decoder)
     except Refusal as refusal:
         if refusal.code != "validation_failed":
             raise
-        loose = call.decode(_loose_batch_decoder)
-        return loose.atomic, [_JudgedEntry(entry.id, decode_message(bytes(entry.message))) for entry in loose.entries]
+        loose = await call.decode(_loose_batch_decoder)
+        return loose.atomic, await call.work(
+            lambda: [_JudgedEntry(entry.id, decode_message(bytes(entry.message))) for entry in loose.entries]
+        )
     return batch.atomic, batch.entries
 
 

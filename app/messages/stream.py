@@ -15,11 +15,11 @@ from msgspec import UNSET, UnsetType
 
 from app import codec
 from app.exchange import JSON_LINES, Call
-from app.messages.build import build
+from app.messages.build import build, request_limit
 from app.messages.schemas import BatchEntry, BatchResult, LooseEntry, MessageInput
 from app.messages.send import append_all, begin_keyed, decode_message, receipt_of, status_of, strongest_of
-from app.problems import Refusal, as_refusal, document, invalid_field
-from app.registry.payload_schema import until_checked
+from app.problems import Refusal, as_refusal, document, invalid_field, too_large
+from app.registry.payload_schema import ChecksPending, until_checked
 from app.registry.topics import Topic
 from app.sent_keys import KeyedRequest
 from app.services import Services
@@ -29,6 +29,7 @@ from storage.message import Appended, Message
 
 WINDOW_LINES = 1_000  # taken and not answered yet
 _WINDOW_BYTES = 8 << 20  # of lines in the window, or one line that is larger
+_SPLIT_BYTES = 64 << 10  # cut into lines in one turn of the loop
 _PIECE_LINES = 200  # appended together
 _PIECE_BYTES = 1 << 20
 _LINE_DEPTH = 2  # of the value of a `json` field in a line
@@ -47,17 +48,24 @@ async def send_stream(
     media_type = call.headers.get("content-type", JSON_LINES).partition(";")[0].strip().lower()
     if media_type not in _MEDIA_TYPES:
         raise Refusal("unsupported_media_type", f"the route takes {JSON_LINES}, not {media_type[:100]}")
-    stream = _Stream(services, await services.topics.get_or_create(topic_name), call.idempotency_key, call.traceparent)
+    stream = _Stream(services, call, await services.topics.get_or_create(topic_name))
     taking = asyncio.create_task(stream.take(chunks))
     stopping = asyncio.create_task(services.stopping.wait())
     stopping.add_done_callback(lambda _: taking.cancel())
+    has_answered = False
     try:
         while (piece := await stream.pieces.get()) is not None:
             yield b"".join([codec.encode(answer) + b"\n" for answer in await piece.answers])
+            has_answered = True
             stream.release(piece)
         await asyncio.wait({taking})
         if not taking.cancelled():
             taking.result()
+    except Refusal as refusal:
+        if not has_answered:
+            raise
+        # The body cannot be read on: this answers the line that was to come.
+        yield codec.encode(_refused(UNSET, refusal)) + b"\n"
     finally:
         taking.cancel()
         stopping.cancel()
@@ -71,34 +79,39 @@ class LineSplitter:
 
     def __init__(self, max_line_bytes: int) -> None:
         self._max_line_bytes = max_line_bytes
-        self._parts: list[bytes] = []
-        self._length = 0
+        self._line = bytearray()  # what has come of a line that has not ended
+        self._is_too_long = False
+
+    @property
+    def held_bytes(self) -> int:
+        return len(self._line)
 
     def feed(self, chunk: bytes) -> list[bytes | None]:
         """The lines that end in this chunk."""
         first, *others = chunk.split(b"\n")
         self._add(first)
-        lines: list[bytes | None] = []
-        for part in others:
-            lines.append(self._take())
-            self._add(part)
+        if not others:
+            return []
+        lines = [self._take()]
+        lines += [part if len(part) <= self._max_line_bytes else None for part in others[:-1]]
+        self._add(others[-1])
         return lines
 
     def end(self) -> list[bytes | None]:
         """The last line, where nothing ends it."""
-        return [self._take()] if self._length else []
+        return [self._take()] if self._line or self._is_too_long else []
 
     def _add(self, part: bytes) -> None:
-        self._length += len(part)
-        if self._length <= self._max_line_bytes:
-            self._parts.append(part)
+        self._is_too_long = self._is_too_long or len(self._line) + len(part) > self._max_line_bytes
+        if self._is_too_long:
+            self._line = bytearray()
         else:
-            self._parts.clear()
+            self._line += part
 
     def _take(self) -> bytes | None:
-        line = b"".join(self._parts) if self._length <= self._max_line_bytes else None
-        self._parts.clear()
-        self._length = 0
+        line = None if self._is_too_long else bytes(self._line)
+        self._line = bytearray()
+        self._is_too_long = False
         return line
 
 
@@ -109,6 +122,7 @@ class _Line(NamedTuple):
     id: str | UnsetType
     given: MessageInput
     print: str
+    byte_count: int
 
 
 class _Built(NamedTuple):
@@ -127,21 +141,27 @@ class _Piece(NamedTuple):
 class _Stream:
     """One request. `take` fills `pieces`, a None ends them."""
 
-    def __init__(self, services: Services, topic: Topic, key: str | None, traceparent: str | None) -> None:
+    def __init__(self, services: Services, call: Call, topic: Topic) -> None:
         self.pieces: asyncio.Queue[_Piece | None] = asyncio.Queue()
         self._services = services
+        self._call = call
         self._topic = topic
-        self._key = key
-        self._traceparent = traceparent
+        self._key = call.idempotency_key
+        self._traceparent = call.traceparent
+        self._max_line_bytes = min(services.max_line_bytes, request_limit(topic).request_bytes)
         self._open_lines = self._open_bytes = 0
         self._has_room = asyncio.Event()
 
     async def take(self, chunks: AsyncIterator[bytes]) -> None:
         """Read lines for as long as some come. What was taken when this is cancelled is answered still."""
-        splitter = LineSplitter(self._services.max_line_bytes)
+        splitter = LineSplitter(self._max_line_bytes)
         try:
             async for chunk in chunks:
-                await self._take_lines(splitter.feed(chunk))
+                for start in range(0, len(chunk), _SPLIT_BYTES):
+                    await self._take_lines(splitter.feed(chunk[start : start + _SPLIT_BYTES]))
+                    coming_bytes = max(0, len(chunk) - start - _SPLIT_BYTES)
+                    self._call.share.hold(self._open_bytes + splitter.held_bytes + coming_bytes)
+                    await asyncio.sleep(0)  # many lines are blank, it may be, and have waited for nothing
             await self._take_lines(splitter.end())
         finally:
             self.pieces.put_nowait(None)
@@ -150,6 +170,7 @@ class _Stream:
         """Its answers are on their way."""
         self._open_lines -= piece.line_count
         self._open_bytes -= piece.byte_count
+        self._call.share.release(piece.byte_count)
         self._has_room.set()
 
     async def _take_lines(self, lines: Sequence[bytes | None]) -> None:
@@ -174,10 +195,12 @@ class _Stream:
             await self._has_room.wait()
         self._open_lines += len(lines)
         self._open_bytes += size
-        judged = [self._judge(line) for line in lines]
+        beside = self._services.body_thread
+        judged = await beside.run(size, lambda: [self._judge(line) for line in lines])
         # Each append begins before that of the next piece, so that the messages keep the order of their lines.
         if self._key is None:
-            built = [await self._build(line) for line in judged]
+            message_ids = self._services.identifiers.many("msg", len(lines))
+            built = await self._build_all(judged, message_ids, size)
             answers = asyncio.ensure_future(self._append_together(built))
             self.pieces.put_nowait(_Piece(len(lines), size, answers))
         else:
@@ -187,11 +210,11 @@ class _Stream:
 
     def _judge(self, line: bytes | None) -> _Line | BatchResult:
         if line is None:
-            return _refused(UNSET, Refusal("body_too_large", f"a line may have {self._services.max_line_bytes} bytes"))
+            return _refused(UNSET, too_large("bytes", self._max_line_bytes, f"a line may have {self._max_line_bytes} bytes"))
         entry_id: str | UnsetType = UNSET
         try:
             try:
-                entry = codec.decode(_entry_decoder, line)
+                entry = codec.decode(_entry_decoder, line, max_values=self._call.max_values)
                 entry_id, given = entry.id, entry.message
             except Refusal as refusal:
                 if refusal.code != "validation_failed":
@@ -205,17 +228,16 @@ class _Stream:
                 raise invalid_field("/id", "missing", "in a stream with an Idempotency-Key every line has an id")
         except Refusal as refusal:
             return _refused(entry_id, refusal)
-        return _Line(entry_id, given, sha256(line).hexdigest() if self._key is not None else "")
+        return _Line(entry_id, given, sha256(line).hexdigest() if self._key is not None else "", len(line))
 
-    def _built(self, line: _Line) -> Message:
+    def _built(self, line: _Line, message_id: str) -> Message:
         """Raises Refusal."""
-        services = self._services
-        now_ms = services.clock.wall_ms()
+        now_ms = self._services.clock.wall_ms()
         try:
             built = build(
                 line.given,
                 self._topic,
-                message_id=services.identifiers.new("msg"),
+                message_id=message_id,
                 now_ms=now_ms,
                 depth=_LINE_DEPTH,
                 traceparent=self._traceparent,
@@ -228,16 +250,37 @@ class _Stream:
 
     # --------------------------------------------------------------------------------------------------------- without key
 
-    async def _build(self, line: _Line | BatchResult) -> _Built | BatchResult:
+    async def _build_all(
+        self, judged: Sequence[_Line | BatchResult], message_ids: Sequence[str], size: int
+    ) -> list[_Built | BatchResult]:
+        def build_all() -> list[_Built | BatchResult | _Line]:
+            return [self._build_now(line, message_id) for line, message_id in zip(judged, message_ids, strict=True)]
+
+        built = await self._services.body_thread.run(size, build_all)
+        return [
+            await self._build_checked(one, message_id) if isinstance(one, _Line) else one
+            for one, message_id in zip(built, message_ids, strict=True)
+        ]
+
+    def _build_now(self, line: _Line | BatchResult, message_id: str) -> _Built | BatchResult | _Line:
+        """The line itself where a check must be made in the process of schemas first."""
         if isinstance(line, BatchResult):
             return line
         try:
-            return _Built(line, await until_checked(lambda: self._built_later(line)))
+            return _Built(line, self._built(line, message_id))
+        except ChecksPending:
+            return line
         except (Refusal, MessagingError) as error:
             return _refused(line.id, error)
 
-    async def _built_later(self, line: _Line) -> Message:
-        return self._built(line)
+    async def _build_checked(self, line: _Line, message_id: str) -> _Built | BatchResult:
+        async def build() -> Message:
+            return self._built(line, message_id)
+
+        try:
+            return _Built(line, await until_checked(build))
+        except (Refusal, MessagingError) as error:
+            return _refused(line.id, error)
 
     async def _append_together(self, built: Sequence[_Built | BatchResult]) -> list[BatchResult]:
         """All that can be, in one append."""
@@ -301,11 +344,13 @@ class _Stream:
         """What became of the line before, or the append that has begun. Raises Refusal, MessagingError, ChecksPending."""
         services, topic = self._services, self._topic
         request = KeyedRequest(f"sendMessageStream {topic.name}", f"{self._key} {line.id}", line.print)
+        message_id = services.identifiers.new("msg")
+        make = await services.body_thread.ahead(line.byte_count, lambda: self._built(line, message_id))
         before = await services.sent_keys.sent_before(request, window_ms=topic.settings.dedup_window_ms)
         if before is not None:
             ((stored, place),) = await services.sent_keys.find(before)
             return BatchResult(id=line.id, status=before.status, receipt=receipt_of(stored, place, deduplicated=True))
-        message = self._built(line)
+        message = make()
         return message, begin_keyed(services, request, topic, {0: message}, strongest_of([line.given]))
 
 

@@ -43,7 +43,7 @@ _CONCURRENCY = 4
 
 async def put(services: Services, call: Call, name: str) -> Reply:
     services.producer_groups.check_name(name)
-    settings = _webhook_settings(call.decode(_group_decoder))
+    settings = _webhook_settings(await call.decode(_group_decoder))
     if settings is not None:
         await services.webhooks.check_url(settings.check_url)
     group, is_new, has_new_secret = await services.producer_groups.put(name, settings, check=call.check_if_match)
@@ -56,7 +56,7 @@ async def get(services: Services, _: Call, name: str) -> Reply:
 
 async def rotate_secret(services: Services, call: Call, name: str) -> Reply:
     services.producer_groups.check_name(name)
-    call.decode(_rotate_decoder)
+    await call.decode(_rotate_decoder)
     overlap_ms = services.webhooks.options.secret_overlap_ms
     group = await services.producer_groups.rotate_secret(name, overlap_ms=overlap_ms, check=call.check_if_match)
     if group is None:
@@ -66,7 +66,7 @@ async def rotate_secret(services: Services, call: Call, name: str) -> Reply:
 
 async def test_endpoint(services: Services, call: Call, name: str) -> Reply:
     group = services.producer_groups.get(name)
-    call.decode(_test_decoder)
+    await call.decode(_test_decoder)
     if group.webhook is None:
         raise Refusal("unsupported_combination", f"producer group {name} has check_mode poll: it has no endpoint to test")
     if group.webhook.disabled_at_ms is not None:
@@ -88,7 +88,7 @@ async def test_endpoint(services: Services, call: Call, name: str) -> Reply:
 
 async def receive_checks(services: Services, call: Call, name: str) -> Reply:
     services.producer_groups.check_name(name)
-    given = call.decode(_receive_decoder)
+    given = await call.decode(_receive_decoder)
     await services.producer_groups.get_or_create(name)
     receive = services.transactions.receive_checks
     checks = await receive(name, max_checks=given.max_checks, lease_ms=given.lease_ms, wait_ms=0)
@@ -101,7 +101,7 @@ async def receive_checks(services: Services, call: Call, name: str) -> Reply:
 
 async def answer_checks(services: Services, call: Call, name: str) -> Reply:
     services.producer_groups.check_name(name)
-    given = call.decode(_answers_decoder).answers
+    given = (await call.decode(_answers_decoder)).answers
     for index, answer in enumerate(given):
         if answer.evidence is not UNSET and len(codec.encode(answer.evidence)) > _MAX_EVIDENCE_BYTES:
             detail = f"must be at most {_MAX_EVIDENCE_BYTES} bytes of JSON"

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
+from app.messages import send
 from app.operations import IDEMPOTENCY_KEY, WRITING, HeaderParameter, OperationRoute, answer, operation
 from app.requests import handlers
 from app.requests.schemas import ReplyInput, ReplyResult, RequestInput, RequestQuery, RequestView
@@ -36,7 +37,7 @@ _KEPT = ("request_not_found", "message_expired", "record_corrupt", "not_supporte
 )  # fmt: skip
 async def send_request(topic: Topic, request: Request) -> Response:
     """Send a message that is to be replied to. 202: there is no reply yet; GET it where Location says, from anywhere."""
-    return await answer(request, handlers.ask, topic)
+    return await answer(request, handlers.ask, topic, limit=send.limit)
 
 
 @router.get(

@@ -1,7 +1,6 @@
 """Asking, looking, cancelling, replying. Handlers over plain values; any lane may call them."""
 
 import re
-from hashlib import sha256
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -35,14 +34,12 @@ _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,9})\"?(?:$|[,;\s])", re.IGN
 
 async def ask(services: Services, call: Call, topic_name: str) -> Answer:
     topic = services.topics.to_use(topic_name)
-    given = call.decode(_request_decoder)
+    given = await call.decode(_request_decoder)
     wait_ms = _wait_ms(call, given.wait_ms)
     key = call.idempotency_key
-    repeatable = None if key is None else RepeatableKey(key, _print_of(call), topic.settings.dedup_window_ms)
+    repeatable = None if key is None else RepeatableKey(key, await call.fingerprint(), topic.settings.dedup_window_ms)
 
-    def make() -> Message:
-        return _message(services, call, topic, given.message)
-
+    make = await call.ahead(lambda: _message(services, call, topic, given.message))
     if not services.topics.knows(topic.name):
         make()  # a request that is refused leaves no topic behind
         await services.topics.ensure(topic)
@@ -80,15 +77,15 @@ async def cancel(services: Services, _: Call, request_id: str) -> Answer:
 
 
 async def answer(services: Services, call: Call, request_id: str) -> Answer:
-    given = call.decode(_reply_decoder)
+    given = await call.decode(_reply_decoder)
     request = await services.requests.get(request_id)
-    body, content_type, own = build_reply(given, limit_bytes=_limit_bytes(services, request))
+    body, content_type, own = await call.work(lambda: build_reply(given, limit_bytes=_limit_bytes(services, request)))
     outcome = await services.requests.reply(
         request_id,
         ReplyBody(body, content_type, own),
         handle=given.receipt_handle or None,
         key=call.idempotency_key,
-        fingerprint=_print_of(call),
+        fingerprint=await call.fingerprint(),
     )
     stored = outcome.request.reply
     assert stored is not None
@@ -166,10 +163,6 @@ def _wait_ms(call: Call, given: int | UnsetType) -> int:
     if given is not UNSET:
         return given
     return 0 if preferred is None else min(int(preferred[1]) * 1000, _MAX_WAIT_MS)
-
-
-def _print_of(call: Call) -> str:
-    return sha256(call.body).hexdigest()
 
 
 def _limit_bytes(services: Services, request: Request) -> int:

@@ -1,7 +1,6 @@
 """Cron schedules over HTTP: make, look at, change, stop, and say beforehand when they fire."""
 
 import asyncio
-from hashlib import sha256
 
 import msgspec
 from msgspec import UNSET
@@ -34,8 +33,8 @@ _RECENT = 10
 
 
 async def create(services: Services, call: Call) -> Reply:
-    given = call.decode(_decoder)
-    key, fingerprint = call.idempotency_key, sha256(call.body).hexdigest()
+    given = await call.decode(_decoder)
+    key, fingerprint = call.idempotency_key, await call.fingerprint()
     now_ms = services.clock.wall_ms()
     known = services.topics.get(given.topic) if services.topics.knows(given.topic) else None
     window_ms = DAY_MS if known is None else known.settings.dedup_window_ms

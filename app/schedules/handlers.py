@@ -67,7 +67,7 @@ async def get(services: Services, _: Call, schedule_id: str) -> Reply:
 
 
 async def change(services: Services, call: Call, schedule_id: str) -> Reply:
-    given = call.decode(_reschedule_decoder)
+    given = await call.decode(_reschedule_decoder)
     cron = services.cron.table.get(schedule_id)
     if cron is not None:
         return await cron_handlers.change(services, call, cron, given)

@@ -1,7 +1,6 @@
 """Topics: create, change, look at, list; their queues, and offsets by time."""
 
 from collections.abc import Sequence
-from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -38,9 +37,9 @@ _changes_decoder = msgspec.json.Decoder(TopicChanges)
 
 
 async def create(services: Services, call: Call) -> Reply:
-    given = call.decode(_decoder)
+    given = await call.decode(_decoder)
     key = call.idempotency_key
-    request = None if key is None else KeyedRequest("createTopic", key, sha256(call.body).hexdigest())
+    request = None if key is None else KeyedRequest("createTopic", key, await call.fingerprint())
     before = None if request is None else await services.sent_keys.sent_before(request, window_ms=registry.DAY_MS)
     if before is not None:
         return _created(services.topics.get(before.topic), before.status, {"Idempotency-Replayed": "true"})
@@ -61,7 +60,7 @@ async def create(services: Services, call: Call) -> Reply:
 
 async def put(services: Services, call: Call, topic_name: str) -> Reply:
     registry.check_name(topic_name)
-    settings = _settings(services, topic_name, call.decode(_definition_decoder))
+    settings = _settings(services, topic_name, await call.decode(_definition_decoder))
     topic, is_new = await services.topics.create(settings)
     return _created(topic, 201 if is_new else 200, {})
 
@@ -83,7 +82,7 @@ async def get(services: Services, _: Call, topic_name: str) -> Reply:
 
 async def update(services: Services, call: Call, topic_name: str) -> Reply:
     services.topics.get(topic_name)
-    given = call.decode(_changes_decoder)
+    given = await call.decode(_changes_decoder)
 
     def changed(topic: registry.Topic) -> registry.TopicSettings:
         call.check_if_match(topic.revision)
@@ -163,7 +162,7 @@ def _said(given: TopicDefinition | TopicChanges) -> dict[str, Any]:
             raise invalid_field("/message_types", "not_allowed", "a type stands twice")
         said["message_types"] = tuple(kind for kind in registry.ALL_TYPES if kind in given.message_types)
     if given.schema is not UNSET:
-        text = codec.compact(given.schema.json, depth=2).decode()
+        text = codec.compact(bytes(given.schema.json), depth=2).decode()
         said["schema"] = registry.TopicSchema(kind=given.schema.kind, mode=given.schema.mode, json=text)
     return said
 

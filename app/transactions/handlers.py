@@ -1,8 +1,8 @@
 """Transactions over HTTP: from JSON to the coordinator, and back."""
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
-from hashlib import sha256
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -55,7 +55,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 async def begin(services: Services, call: Call) -> Reply:
-    given = call.decode(_begin_decoder)
+    given = await call.decode(_begin_decoder)
     key = call.idempotency_key
     if given.transaction_id is not UNSET and not names.is_valid_name(given.transaction_id):
         detail = "a transaction id is 1 to 127 letters, digits, '_', '-' or '.', with no leading dot"
@@ -64,14 +64,7 @@ async def begin(services: Services, call: Call) -> Reply:
     services.producer_groups.check_name(given.producer_group)
     message_ids = services.identifiers.many("msg", len(given.messages))
     now_ms = services.clock.wall_ms()
-    messages, pending = [], []
-    for index, (one, message_id) in enumerate(zip(given.messages, message_ids, strict=True)):
-        try:
-            messages.append(_build(services, call, one, index, message_id=message_id, now_ms=now_ms))
-        except ChecksPending as checks:
-            pending += checks.checks
-    if pending:
-        raise ChecksPending(pending)
+    messages = await call.work(lambda: _build_all(services, call, given.messages, message_ids, now_ms))
     # Only now, so that a refused request leaves no topic and no group behind.
     for name in {one.topic for one in given.messages}:
         await services.topics.get_or_create(name)
@@ -89,7 +82,7 @@ async def begin(services: Services, call: Call) -> Reply:
         transaction_id=None if given.transaction_id is UNSET else given.transaction_id,
         business_key=business_key,
         idempotency_key=key,
-        idempotency_print=None if key is None else sha256(call.body).hexdigest(),
+        idempotency_print=None if key is None else await call.fingerprint(),
     )
     transaction, replayed = await services.transactions.begin(request)
     headers = {"Location": f"/v1/transactions/{transaction.transaction_id}", **services.pressure_header()}
@@ -130,23 +123,23 @@ async def list_(services: Services, call: Call) -> Reply:
 
 
 async def commit(services: Services, call: Call, transaction_id: str) -> Reply:
-    call.decode(_nothing_decoder)
+    await call.decode(_nothing_decoder)
     return await _decide(services, transaction_id, TxnState.COMMITTED, Resolver.PRODUCER, None)
 
 
 async def rollback(services: Services, call: Call, transaction_id: str) -> Reply:
-    reason = _reason(call.decode(_rollback_decoder).reason)
+    reason = _reason((await call.decode(_rollback_decoder)).reason)
     return await _decide(services, transaction_id, TxnState.ROLLED_BACK, Resolver.PRODUCER, reason)
 
 
 async def resolve(services: Services, call: Call, transaction_id: str) -> Reply:
-    given = call.decode(_resolve_decoder)
+    given = await call.decode(_resolve_decoder)
     state = TxnState.COMMITTED if given.decision == "commit" else TxnState.ROLLED_BACK
     return await _decide(services, transaction_id, state, Resolver.OPERATOR, _reason(given.reason))
 
 
 async def resume(services: Services, call: Call, transaction_id: str) -> Reply:
-    call.decode(_nothing_decoder)
+    await call.decode(_nothing_decoder)
     return reply(200, transaction_view(await services.transactions.resume(transaction_id)))
 
 
@@ -174,7 +167,7 @@ async def explain(services: Services, _: Call, transaction_id: str) -> Reply:
 
 
 async def check(services: Services, call: Call, transaction_id: str) -> Reply:
-    dry_run = call.decode(_check_decoder).dry_run
+    dry_run = (await call.decode(_check_decoder)).dry_run
     transaction = await services.transactions.get(transaction_id)
     if transaction.state.is_decided:
         detail = f"transaction {transaction_id} is {transaction.state.replace('_', ' ')}; there is nothing to ask"
@@ -234,6 +227,20 @@ async def _as_of(services: Services, transaction_id: str, moment: str, wait_ms: 
     if at_ms > services.clock.wall_ms():
         raise invalid_field("/query/as_of", "out_of_range", "must not lie in the future")
     return await services.transactions.as_of(transaction_id, at_ms)
+
+
+def _build_all(
+    services: Services, call: Call, given: Sequence[TransactionMessageInput], message_ids: Sequence[str], now_ms: int
+) -> list[Message]:
+    messages, pending = [], []
+    for index, (one, message_id) in enumerate(zip(given, message_ids, strict=True)):
+        try:
+            messages.append(_build(services, call, one, index, message_id=message_id, now_ms=now_ms))
+        except ChecksPending as checks:
+            pending += checks.checks
+    if pending:
+        raise ChecksPending(pending)
+    return messages
 
 
 def _build(

@@ -18,12 +18,13 @@ def compressed(value: object) -> bytes:
 
 def test_a_compressed_body_is_the_same_request(api, topic):
     path, key = f"/v1/topics/{topic}/messages", {"Idempotency-Key": "once"}
-    sent = ok(api.post(path, content=compressed({"payload": "x" * MIB}), headers={**GZIP, **key}), 201)
+    payload = " ".join(map(str, range(MIB // 8)))
+    sent = ok(api.post(path, content=compressed({"payload": payload}), headers={**GZIP, **key}), 201)
 
-    again = api.post(path, content=json.dumps({"payload": "x" * MIB}), headers={**key, "Content-Type": "application/json"})
+    again = api.post(path, content=json.dumps({"payload": payload}), headers={**key, "Content-Type": "application/json"})
 
     assert ok(again, 201)["message_id"] == sent["message_id"]
-    assert ok(api.get(f"/v1/messages/{sent['message_id']}"))["payload"] == "x" * MIB
+    assert ok(api.get(f"/v1/messages/{sent['message_id']}"))["payload"] == payload
 
 
 def test_a_raw_message_and_a_stream_are_stored_as_they_were_before_they_were_compressed(api, topic):

@@ -151,7 +151,7 @@ def test_a_body_of_16_mib_is_read_and_one_byte_more_is_not(server, api, topic):
     assert_problem(api.post(path, content=bytes(limit)), 413, "message_too_large")
 
     # Without a length it is counted as it comes, and the rest of it does no harm.
-    head = request("POST", path, "Transfer-Encoding: chunked", close=True)
+    head = request("POST", f"/v1/topics/{topic}/messages/batch", "Transfer-Encoding: chunked", close=True)
     mebibyte = b"100000\r\n" + bytes(1 << 20) + b"\r\n"
     (answer,) = speak(server, head, *[mebibyte] * 17, b"0\r\n\r\n")
     problem_of(answer, 413, "body_too_large")

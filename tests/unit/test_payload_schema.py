@@ -125,6 +125,12 @@ async def checked(schema: PayloadSchema, body: bytes) -> list[tuple[str, str]]:
     return []
 
 
+@pytest.mark.parametrize("schema", [{}, True, {"type": "array"}])
+def test_a_document_of_many_values_is_not_built_on_the_event_loop_however_cheap_its_check_is(schema):
+    with pytest.raises(ChecksPending):
+        compiled(schema).check(b"[" + b"[]," * 60_000 + b"[]]", pointer="/json")
+
+
 @pytest.mark.parametrize(
     ("schema", "small", "large"),
     [

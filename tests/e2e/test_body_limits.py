@@ -1,0 +1,252 @@
+"""What a request may ask of the service's time and memory: the number of values, the ratio of gzip, the bytes under way."""
+
+import gzip
+import json
+import selectors
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from app import codec
+from tests.support.http import assert_problem, at_once, ok, request, speak, until
+from tests.support.line_stream import LineStream
+from tests.support.server import Server
+
+JSON = {"Content-Type": "application/json"}
+GZIP = {**JSON, "Content-Encoding": "gzip"}
+MIB = 1 << 20
+LISTS = b"[" + b"[]," * (codec.MAX_VALUES // 2) + b"[]]"
+TOO_MANY_VALUES = {"limited": "values", "limit": str(codec.MAX_VALUES)}
+BUDGET = 400_000
+HALF = 250_000  # two of it do not fit
+
+
+@pytest.fixture(scope="module")
+def tight(tmp_path_factory) -> Iterator[Server]:
+    """A service with little memory for bodies, and little patience with them."""
+    environment = {"ESCROWMQ_HTTP__MAX_BODIES_BYTES": str(BUDGET), "ESCROWMQ_HTTP__BODY_TIMEOUT_MS": "60000"}
+    with Server(tmp_path_factory.mktemp("tight") / "data", environment=environment) as server:
+        yield server
+
+
+# ------------------------------------------------------------------------------------------------------------------ values
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/topics/{topic}/messages", b'{"json":LISTS}'),
+        ("/v1/topics/{topic}/messages/batch", b'{"atomic":false,"entries":[{"message":{"json":LISTS}}]}'),
+        ("/v1/transactions", b'{"producer_group":"shop","messages":[{"topic":"{topic}","message":{"json":LISTS}}]}'),
+        ("/v1/topics/{topic}/requests", b'{"message":{"json":LISTS}}'),
+        ("/v1/groups/workers/offsets", b'{"offsets":LISTS}'),
+    ],
+)
+def test_json_of_too_many_values_is_refused_before_any_is_built(api, topic, path, body):
+    path, body = path.replace("{topic}", topic), body.replace(b"{topic}", topic.encode()).replace(b"LISTS", LISTS)
+    method = "PUT" if "offsets" in path else "POST"
+
+    problem = assert_problem(api.request(method, path, content=body, headers=JSON), 413, "body_too_large")
+    compressed = assert_problem(api.request(method, path, content=gzip.compress(body), headers=GZIP), 413, "body_too_large")
+
+    assert problem["context"] == TOO_MANY_VALUES
+    assert compressed["context"]["limited"] in ("values", "gzip_ratio")
+    assert ok(api.get(f"/v1/topics/{topic}/stats"))["messages_ever"] == 0
+
+
+def test_what_texts_hold_is_no_value_and_neither_are_the_bytes_of_a_raw_message(api, topic):
+    text = '[{,\\"' * (MIB // 6)
+    ok(api.post(f"/v1/topics/{topic}/messages", json={"json": text}), 201)
+    ok(api.post(f"/v1/topics/{topic}/messages/raw", content=LISTS), 201)
+
+    messages = ok(api.get(f"/v1/topics/{topic}/queues/0/messages", params={"max_bytes": 4 * MIB}))["messages"]
+    assert [message["payload"] for message in messages] == [json.dumps(text), LISTS.decode()]
+
+
+# ----------------------------------------------------------------------------------------------------------- topic's limit
+
+
+@pytest.mark.parametrize(("path", "length"), [("messages", MIB), ("messages/raw", 1_001), ("requests", MIB)])
+def test_a_body_too_long_for_the_topic_is_refused_by_its_length_alone(server, make_topic, path, length):
+    topic = make_topic(max_message_bytes=1_000)
+    head = request("POST", f"/v1/topics/{topic}/{path}", f"Content-Length: {length}", close=True)
+
+    (answer,) = speak(server, head)
+
+    assert (answer.status, json.loads(answer.body)["code"]) == (413, "message_too_large")
+    assert json.loads(answer.body)["context"] == {"limit_bytes": "1000"}
+
+
+def test_a_message_of_the_topics_limit_is_taken_however_it_is_written(api, make_topic):
+    topic = make_topic(max_message_bytes=1_000)
+    path = f"/v1/topics/{topic}/messages"
+    own = {"a": "ü" * 8_000}  # as escapes
+
+    ok(api.post(path, content=b'{"payload":"' + b"\\u0001" * 1_000 + b'"}', headers=JSON), 201)
+    ok(api.post(f"{path}/raw", content=b"x" * 1_000), 201)
+    ok(api.post(path, json={"payload": "\x01" * 1_000, "properties": own}), 201)
+    assert_problem(api.post(path, json={"payload": "x" * 1_001}), 413, "message_too_large")
+    assert_problem(api.post(f"{path}/raw", content=gzip.compress(b"x" * 1_001), headers=GZIP), 413, "message_too_large")
+
+
+# -------------------------------------------------------------------------------------------------------------------- gzip
+
+
+def test_a_gzip_body_of_too_high_a_ratio_is_refused_and_a_short_one_is_not(api, topic):
+    path = f"/v1/topics/{topic}/messages"
+    high, short = (gzip.compress(b'{"payload":"' + b"x" * count + b'"}') for count in (MIB, MIB // 8))
+
+    problem = assert_problem(api.post(path, content=high, headers=GZIP), 413, "body_too_large")
+
+    assert problem["context"] == {"limited": "gzip_ratio", "limit": "100"}
+    ok(api.post(path, content=short, headers=GZIP), 201)
+
+
+# ----------------------------------------------------------------------------------------------------------------- streams
+
+
+def test_a_line_of_too_many_values_is_answered_and_ends_nothing(server, api, topic):
+    with LineStream(server, topic) as stream:
+        stream.write(b'{"id":"1","message":{"json":' + LISTS + b"}}\n" + b'{"id":"2","message":{"json":1}}\n')
+        stream.end()
+        answers = stream.rest()
+
+    assert [answer["status"] for answer in answers] == [413, 201]
+    assert answers[0]["problem"]["context"] == TOO_MANY_VALUES
+
+
+def test_blank_lines_by_the_million_as_gzip_are_refused(api, topic):
+    blank = gzip.compress(b"\n" * (4 * MIB))
+
+    problem = assert_problem(
+        api.post(f"/v1/topics/{topic}/messages/stream", content=blank, headers={"Content-Encoding": "gzip"}),
+        413,
+        "body_too_large",
+    )
+
+    assert problem["context"]["limited"] == "gzip_ratio"
+
+
+def test_a_stream_that_cannot_be_read_on_answers_what_came_and_then_why(api, topic):
+    body = gzip.compress(b'{"message":{"payload":"1"}}\n' + b"\n" * (4 * MIB))
+
+    streamed = api.post(f"/v1/topics/{topic}/messages/stream", content=body, headers={"Content-Encoding": "gzip"})
+
+    first, last = map(json.loads, streamed.text.splitlines())
+    assert first["status"] == 201
+    assert (last["status"], last["problem"]["code"]) == (413, "body_too_large")
+
+
+def test_a_long_stream_holds_memory_for_what_is_not_answered_only(tight):
+    line = json.dumps({"message": {"payload": "x" * 50_000}}).encode() + b"\n"
+    with LineStream(tight, "orders") as stream:
+        for _ in range(20):  # more than the budget in all
+            stream.write(line + b"\n" * 100_000)
+            answer = stream.read()
+            assert answer is not None
+            assert answer["status"] == 201
+    until(lambda: _held_bytes(tight) == 0, "the memory of the stream is given back")
+
+
+# --------------------------------------------------------------------------------------------------------------- budget
+
+
+def test_bodies_beyond_the_common_budget_are_refused_until_there_is_room_again(tight):
+    body = b"x" * HALF
+    with tight.client() as api, _half_sent(tight) as first:
+        problem = assert_problem(api.post("/v1/topics/orders/messages/raw", content=body), 503, "overloaded")
+        assert problem["retryable"]
+        ok(api.post("/v1/topics/orders/messages/raw", content=b"small"), 201)
+
+        first.sendall(b"x")
+        assert first.recv(1 << 16).startswith(b"HTTP/1.1 201")
+        until(lambda: _held_bytes(tight) == 0, "the memory of the body is given back")
+        ok(api.post("/v1/topics/orders/messages/raw", content=body), 201)
+
+
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+def test_the_memory_of_a_body_whose_client_leaves_is_given_back(tight, encoding):
+    with _half_sent(tight, encoding):
+        pass
+
+    until(lambda: _held_bytes(tight) == 0, "the memory of the body is given back")
+
+
+def test_the_memory_of_a_refused_body_is_given_back(tight):
+    with tight.client() as api:
+        assert_problem(api.post("/v1/topics/orders/messages", content=b" " * HALF, headers=JSON), 400, "malformed_request")
+        assert_problem(api.post("/v1/nowhere", content=b"x" * HALF), 404, "route_not_found")
+
+    assert _held_bytes(tight) == 0
+
+
+# ---------------------------------------------------------------------------------------------------------------- the loop
+
+
+def test_others_are_answered_while_a_large_request_is_looked_at(server, topic):
+    entries = [{"message": {"json": {"text": "x\n" * 4_000, "n": number}}} for number in range(1_000)]
+    entries[-1]["message"]["delay_ms"] = -1  # refused at the end, so that nothing waits for the disk
+    large = request("POST", f"/v1/topics/{topic}/messages/batch", body=json.dumps({"entries": entries}).encode())
+
+    with _connected(server) as first, _connected(server) as second, selectors.DefaultSelector() as ready:
+        first.sendall(large[:-1])
+        second.sendall(request("GET", "/livez"))  # what comes before is with the service now
+        assert second.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        ready.register(first, selectors.EVENT_READ, "large")
+        ready.register(second, selectors.EVENT_READ, "small")
+        first.sendall(large[-1:])
+        second.sendall(request("GET", "/livez"))
+        answered = [key.data for key, _ in ready.select(60)]
+        assert first.recv(1 << 16).startswith(b"HTTP/1.1 422")
+
+    assert answered == ["small"]
+
+
+@pytest.mark.parametrize("path", ["messages", "messages/raw", "messages/batch"])
+def test_large_requests_of_one_key_at_once_store_one_message(api, topic, path):
+    payload = "x\n" * MIB
+    bodies = {
+        "messages": json.dumps({"payload": payload}).encode(),
+        "messages/raw": payload.encode(),
+        "messages/batch": json.dumps({"entries": [{"message": {"payload": payload}}]}).encode(),
+    }
+
+    def send() -> httpx.Response:
+        headers = {**JSON, "Idempotency-Key": "once"}
+        return api.post(f"/v1/topics/{topic}/{path}", content=bodies[path], headers=headers)
+
+    answers = at_once([send] * 6)
+
+    assert {answer.status_code for answer in answers} <= {201, 409}
+    assert ok(api.get(f"/v1/topics/{topic}/stats"))["messages_ever"] == 1
+
+
+# ----------------------------------------------------------------------------------------------------------------- helpers
+
+
+@contextmanager
+def _connected(server: Server) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        yield connection
+
+
+@contextmanager
+def _half_sent(server: Server, encoding: str = "identity") -> Iterator[socket.socket]:
+    """A request whose body has come but for its last byte, and is counted."""
+    body = gzip.compress(bytes(range(256)) * (HALF // 256), 0) if encoding == "gzip" else b"x" * HALF
+    with _connected(server) as connection:
+        sent = request("POST", "/v1/topics/orders/messages/raw", f"Content-Encoding: {encoding}", body=body)
+        connection.sendall(sent[:-1])
+        until(lambda: _held_bytes(server) >= HALF - 1_000, "the body has come")
+        yield connection
+
+
+def _held_bytes(server: Server) -> int:
+    with server.client() as api:
+        lines = api.get("/metrics").text.splitlines()
+    (value,) = [line.split()[1] for line in lines if line.startswith("escrowmq_request_body_bytes ")]
+    return int(float(value))
