@@ -9,13 +9,13 @@ from itertools import islice
 
 import structlog
 
+from app.retention import expire
 from app.sent_keys import SentKeys
 from app.services import Services
 from app.settings import Settings
 from scheduler.loops import LoopReport, SetAside
 from scheduler.paced import Paced
 from storage.errors import StorageFull, UnavailableError
-from storage.message import QueueId
 from storage.store import Retention, Scrubbing, Status
 from txn.coordinator import TransactionCoordinator
 
@@ -40,10 +40,6 @@ def add_loops(services: Services, settings: Settings) -> None:
     async def keep() -> int:
         return await keep_tables(transactions, services.sent_keys)
 
-    async def put_back(first_kept: Mapping[QueueId, int]) -> None:
-        await transactions.put_back(first_kept)
-        await schedules.put_back(first_kept)
-
     def add_patient(
         name: str,
         run_once: Callable[[], Awaitable[int]],
@@ -62,7 +58,7 @@ def add_loops(services: Services, settings: Settings) -> None:
         store = services.store
         add(
             "retention",
-            lambda: store.expire(clock.wall_ms(), put_back, keep_ms=services.topics.longest_retention_ms()),
+            lambda: expire(services, store),
             interval_ms=_RETENTION_MS,
             check="store",
             set_aside=lambda: _some(transactions.not_put_back()),

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
 
@@ -26,14 +26,15 @@ class StoreTask:
     state: TaskState = TaskState.RUNNING
     total: int = 0
     done: int = 0
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Finding] | None = None  # of a verification alone
     findings_omitted: int = 0
     error: str | None = None
     ended_at_ms: int | None = None
 
     def note_findings(self, findings: tuple[Finding, ...]) -> None:
-        room = _MOST_FINDINGS - len(self.findings)
-        self.findings += findings[:room]
+        known = self.findings or []
+        room = _MOST_FINDINGS - len(known)
+        self.findings = [*known, *findings[:room]] if findings else known
         self.findings_omitted += max(0, len(findings) - room)
 
 

@@ -163,13 +163,16 @@ class DiskUsage(NamedTuple):
 class Retention(Protocol):
     """Engines that drop old messages by themselves."""
 
-    async def expire(self, now_ms: int, put_back: PutBack, *, keep_ms: int = 0) -> int:
-        """Drop some of what has expired, if it is time; 0 where nothing was. Not to be called again before it returns.
+    async def expire(self, now_ms: int, put_back: PutBack, *, keep_ms: int = 0, at_any_hour: bool = False) -> int:
+        """Drop some of what has expired, if it is time or `at_any_hour`; return how many segments. Calls wait for each other.
 
         What is younger than `keep_ms` has not expired, however short the engine's own retention is.
 
         Before anything goes `put_back` is called. What it raises is raised, and nothing was dropped then.
         """
+
+    async def expired_segments(self, now_ms: int, *, keep_ms: int = 0) -> "list[SegmentInfo]":
+        """Segments that `expire` may drop at any hour, the oldest first; one call of it may take several to drop them all."""
 
     async def oldest_stored_at_ms(self) -> int | None:
         """When the oldest message was stored of those that are left; None where none has been dropped, or it cannot be read."""

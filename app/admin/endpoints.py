@@ -10,6 +10,8 @@ from app.admin.schemas import (
     Flushed,
     LoopList,
     RecoveryView,
+    RetentionInput,
+    RetentionPreview,
     Store,
     SyncedState,
     Version,
@@ -66,6 +68,26 @@ async def flush_store(request: Request) -> Response:
 async def verify_store(request: Request) -> Response:
     """Verify every file of the store, as a task. A second request while it runs is answered with the same task."""
     return await answer(request, handlers.verify_store)
+
+
+@router.post(
+    "/v1/admin/retention/run",
+    **operation(
+        "runRetention",
+        tag="admin",
+        body=RetentionInput,
+        example={"dry_run": True},
+        answers={202: Task, 200: RetentionPreview},
+        answer_headers=["Location"],
+        problems=["not_supported_by_engine"],
+    ),
+)
+async def run_retention(request: Request) -> Response:
+    """Drop every segment that has expired, at any hour, as a task; what has not expired stays. `dry_run` lists the segments.
+
+    Undecided transactions and scheduled messages in them are stored again before, as in the hours of deletion.
+    """
+    return await answer(request, handlers.run_retention)
 
 
 @router.get(

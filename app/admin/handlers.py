@@ -5,6 +5,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
 
+import msgspec
 import structlog
 from msgspec import UNSET
 
@@ -19,6 +20,8 @@ from app.admin.schemas import (
     Loop,
     LoopList,
     RecoveryView,
+    RetentionInput,
+    RetentionPreview,
     Scrub,
     SetAsideItem,
     StartView,
@@ -28,6 +31,7 @@ from app.admin.schemas import (
     Whoami,
 )
 from app.exchange import Call, Reply, reply
+from app.retention import expire, expired_segments
 from app.services import Services
 from app.store_tasks import StoreTask
 from app.tasks.handlers import view_own
@@ -48,6 +52,8 @@ from storage.store import (
 log = structlog.get_logger()
 
 _MOST_FINDINGS = 100
+_MOST_SEGMENTS = 1_000
+_retention_decoder = msgspec.json.Decoder(RetentionInput)
 _SCOPES = ("send", "receive", "transact", "operate", "audit", "admin")
 
 
@@ -117,6 +123,7 @@ async def verify_store(services: Services, _: Call) -> Reply:
         raise NotSupportedByEngine("the engine has no files that could be verified")
 
     async def verify(task: StoreTask) -> None:
+        task.note_findings(())
         running = await store.begin_verification()
         try:
             while (step := await running.step()) is not None:
@@ -124,9 +131,35 @@ async def verify_store(services: Services, _: Call) -> Reply:
                 task.note_findings(step.findings)
         finally:
             await asyncio.shield(running.aclose())
-        log.info("store_verified", task_id=task.task_id, read_bytes=task.done, findings=len(task.findings))
+        log.info("store_verified", task_id=task.task_id, read_bytes=task.done, findings=len(task.findings or ()))
 
     task = services.store_tasks.begin("verify_store", verify)
+    return reply(202, view_own(task), headers={"Location": f"/v1/tasks/{task.task_id}"})
+
+
+async def run_retention(services: Services, call: Call) -> Reply:
+    store = services.store
+    given = call.decode(_retention_decoder)
+    if not isinstance(store, Retention):
+        raise NotSupportedByEngine("the engine drops nothing by itself")
+
+    async def expired_bytes() -> int:
+        return sum(segment.end - segment.begin for segment in await expired_segments(services, store))
+
+    async def run(task: StoreTask) -> None:
+        task.total = left = await expired_bytes()
+        while left and await expire(services, store, at_any_hour=True):
+            left = await expired_bytes()
+            task.done = max(task.done, task.total - left)
+        log.info("retention_run", task_id=task.task_id, dropped_bytes=task.done)
+
+    if given.dry_run:
+        segments = await expired_segments(services, store)
+        names = [segment.name for segment in segments]
+        length = sum(segment.end - segment.begin for segment in segments)
+        preview = RetentionPreview(dry_run=True, segments=names[:_MOST_SEGMENTS], total=len(names), bytes=length)
+        return reply(200, preview)
+    task = services.store_tasks.begin("run_retention", run)
     return reply(202, view_own(task), headers={"Location": f"/v1/tasks/{task.task_id}"})
 
 

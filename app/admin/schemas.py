@@ -108,6 +108,21 @@ class Disk(msgspec.Struct, kw_only=True):
     projected_full_at: Timestamp | UnsetType = UNSET
 
 
+class RetentionInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A run of retention at the operator's wish."""
+
+    dry_run: Annotated[bool, Meta(description="Change nothing, and answer what would be dropped.")] = False
+
+
+class RetentionPreview(msgspec.Struct, kw_only=True):
+    """Segments that a run of retention would drop."""
+
+    dry_run: bool
+    segments: Annotated[list[str], Meta(description="Names of their files, the oldest first; the first 1,000.")]
+    total: Annotated[int, Meta(description="Number of segments.")]
+    bytes: Annotated[int, Meta(description="Bytes of log in them.")]
+
+
 class Flushed(msgspec.Struct, kw_only=True):
     """Everything before `synced_offset` is on disk."""
 

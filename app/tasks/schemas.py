@@ -52,11 +52,12 @@ class Task(msgspec.Struct, kw_only=True):
     """
 
     task_id: str
-    kind: Annotated[str, Meta(description="redrive or verify_store.")]
+    kind: Annotated[str, Meta(description="redrive, verify_store or run_retention.")]
     group: Annotated[str, Meta(description="Of a redrive.")] | UnsetType = UNSET
     state: Annotated[str, Meta(description="running, done, cancelled or failed.")]
     total: Annotated[
-        int, Meta(description="Messages to be dealt with, as known at the beginning; by id, the ids. Of verify_store, bytes.")
+        int,
+        Meta(description="Messages to be dealt with, as known at the beginning; by id, the ids. Else bytes of log."),
     ]
     done: Annotated[int, Meta(description="Those that were.")]
     failed: Annotated[int, Meta(description="Those that could not be; known when the task is done.")]

@@ -122,6 +122,7 @@ class LocalMessageStore:
         self._closing: asyncio.Task[None] | None = None
         self._is_closed = False
         self._waits = True
+        self._expiring = asyncio.Lock()
         self._drained: asyncio.Future[None] | None = None
         self._kept: asyncio.Future[bool] | None = None
         self._synced: list[tuple[int, asyncio.Future[None]]] = []
@@ -356,14 +357,20 @@ class LocalMessageStore:
         """SyncedPosition."""
         return log_offset is not None and log_offset < self._flusher.durable_end
 
-    async def expire(self, now_ms: int, put_back: PutBack, *, keep_ms: int = 0) -> int:
+    async def expire(self, now_ms: int, put_back: PutBack, *, keep_ms: int = 0, at_any_hour: bool = False) -> int:
+        """Retention."""
+        async with self._expiring:  # the loop and an operator
+            self._check_readable()
+            try:
+                return await self._retention.run_once(now_ms, put_back, keep_ms=keep_ms, at_any_hour=at_any_hour)
+            except LogTakenAway as error:
+                self._fail(error)  # what is acknowledged from now on would be gone with the process
+                raise
+
+    async def expired_segments(self, now_ms: int, *, keep_ms: int = 0) -> list[SegmentInfo]:
         """Retention."""
         self._check_readable()
-        try:
-            return await self._retention.run_once(now_ms, put_back, keep_ms=keep_ms)
-        except LogTakenAway as error:
-            self._fail(error)  # what is acknowledged from now on would be gone with the process
-            raise
+        return await self._retention.expired_segments(now_ms, keep_ms=keep_ms)
 
     async def oldest_stored_at_ms(self) -> int | None:
         """Retention."""

@@ -28,7 +28,7 @@ from storage.local.key_index import IndexFile, KeyIndex
 from storage.local.log_writer import LogWriter
 from storage.local.options import LocalStoreOptions
 from storage.local.queue_check import QueueCheck
-from storage.local.retention_plan import UsedSample, has_expired, plan_deletion, project_full, refuses
+from storage.local.retention_plan import OnFull, UsedSample, has_expired, plan_deletion, project_full, refuses
 from storage.local.runner import Lane
 from storage.message import Message, QueueId
 from storage.store import DiskUsage, PutBack, SegmentInfo
@@ -116,7 +116,7 @@ class Retention:
         self.refuses_new = refuses(self._policy, used_ratio=space.used_ratio, refused_before=False)
         self._log_borders(refused_before=False)
 
-    async def run_once(self, now_ms: int, put_back: PutBack, *, keep_ms: int) -> int:
+    async def run_once(self, now_ms: int, put_back: PutBack, *, keep_ms: int, at_any_hour: bool = False) -> int:
         """Drop what has expired; return how many segments. Raises LogTakenAway, and what `put_back` raises before any went."""
         removing = frozenset(self._removing)
         await self._in_lane(Lane.READ, lambda: self._check_log(removing))
@@ -124,7 +124,9 @@ class Retention:
         await self._clean()
         newest_ms = await self._in_lane(Lane.READ, lambda: self._newest_of_segments(now_ms))
         policy = self._policy._replace(retention_ms=max(self._policy.retention_ms, keep_ms))
-        count = plan_deletion(newest_ms, policy, now_ms=now_ms, used_ratio=self._space.used_ratio)
+        count = plan_deletion(
+            newest_ms, policy, now_ms=now_ms, used_ratio=self._space.used_ratio, at_any_hour=at_any_hour
+        )  # fmt: skip
         # Of what the derived files do not have yet nothing may go. They follow by themselves, within seconds.
         going = [segment for segment in list(self._segments)[:count] if segment.end_offset <= self._deriver.thorough_end]
         if going:
@@ -136,6 +138,17 @@ class Retention:
         """Remove its queue files with a later run."""
         self._deleted_topics[topic] = None
         self._clean_after_round = self._deriver.thorough_begun
+
+    async def expired_segments(self, now_ms: int, *, keep_ms: int) -> list[SegmentInfo]:
+        """Segments whose newest record is older than the retention, the oldest first."""
+        newest_ms = await self._in_lane(Lane.READ, lambda: self._newest_of_segments(now_ms))
+        policy = self._policy._replace(retention_ms=max(self._policy.retention_ms, keep_ms), batch=len(newest_ms))
+        policy = policy._replace(on_full=OnFull.KEEP)  # what is forced off a full disk has not expired
+        count = plan_deletion(newest_ms, policy, now_ms=now_ms, used_ratio=0, at_any_hour=True)
+        names = {segment.path.name for segment in list(self._segments)[:count]}
+        sealed_end = self._deriver.thorough_end
+        listed = await self._in_lane(Lane.READ, lambda: self.segments(sealed_end))
+        return [segment for segment in listed if segment.name in names and segment.is_sealed]
 
     def usage(self) -> DiskUsage:
         policy, space = self._policy, self._space

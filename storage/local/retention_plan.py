@@ -35,13 +35,16 @@ class RetentionPolicy(NamedTuple):
     on_full: OnFull
 
 
-def plan_deletion(newest_ms: Sequence[int], policy: RetentionPolicy, *, now_ms: int, used_ratio: float) -> int:
+def plan_deletion(
+    newest_ms: Sequence[int], policy: RetentionPolicy, *, now_ms: int, used_ratio: float, at_any_hour: bool = False
+) -> int:
     """How many of the first segments may go.
 
     `newest_ms`: of each segment but the last, oldest first, a time at or behind which nothing was stored in it.
+    `at_any_hour`: an operator asked for it.
     """
     is_forced = used_ratio > policy.force_above and policy.on_full is OnFull.DELETE_OLDEST
-    is_time = (now_ms // _HOUR_MS) % 24 in policy.delete_hours or used_ratio > policy.clean_above
+    is_time = at_any_hour or (now_ms // _HOUR_MS) % 24 in policy.delete_hours or used_ratio > policy.clean_above
     count = 0
     for newest in newest_ms[: policy.batch]:
         if not (is_forced or (is_time and has_expired(newest, policy, now_ms=now_ms))):

@@ -319,6 +319,7 @@ def look_at_the_disk(generated: Generated) -> None:
     assert disk.clean_above < disk.force_above < disk.refuse_above
     task = generated.call("verifyStore", status=202)
     assert task.kind == "verify_store"
+    assert generated.call("runRetention", body=generated.body("runRetention"), status=200).total == 0
     flushed = generated.call("flushStore", status=200)
     assert generated.call("getDurability", offset=flushed.synced_offset - 1, status=200).synced
     assert generated.call("getRecoveryReport", status=200).took_ms >= 0

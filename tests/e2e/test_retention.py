@@ -150,3 +150,34 @@ def runs(api: httpx.Client) -> float:
     """When retention last ran, in wall milliseconds."""
     retention = next(one for one in ok(api.get("/v1/admin/loops"))["items"] if one["loop"] == "retention")
     return datetime.fromisoformat(retention["last_run_at"]).timestamp() * 1_000
+
+
+def test_an_operator_drops_what_has_expired_at_once_and_sees_before_what_would_go(tmp_path):
+    never = {"ESCROWMQ_LOCAL__DELETE_HOURS": str((datetime.now(UTC).hour + 12) % 24), "ESCROWMQ_LOCAL__CLEAN_ABOVE": "0.999",
+             "ESCROWMQ_LOCAL__FORCE_ABOVE": "0.999", "ESCROWMQ_LOCAL__REFUSE_ABOVE": "0.999"}  # fmt: skip
+    with Server(tmp_path / "data", environment=ENVIRONMENT | never) as server, server.client() as api:
+        for topic in "filling", "orders":
+            ok(api.post("/v1/topics", json={"topic": topic, "queues": 1}), 201)
+        begin(api, "undecided")
+        for _ in range(20):
+            ok(api.post("/v1/topics/filling/messages/raw", content=b"x" * 10_000), 201)
+
+        def preview() -> dict:
+            return ok(api.post("/v1/admin/retention/run", json={"dry_run": True}))
+
+        expected = until(lambda: found if (found := preview())["total"] >= 2 else None, "some have expired", seconds=30)
+        assert bounds(api)[0] == 0
+        assert expected["segments"][0] == f"{0:020}"
+        assert expected["bytes"] == expected["total"] * (64 << 10)
+
+        begun = api.post("/v1/admin/retention/run")
+        path = begun.headers["location"]
+        task = until(lambda: found if (found := ok(api.get(path)))["state"] != "running" else None, "it ends", seconds=30)
+
+        assert begun.status_code == 202
+        assert (task["kind"], task["state"], "findings" in task) == ("run_retention", "done", False)
+        assert task["done"] >= expected["bytes"]
+        assert bounds(api)[0] > 0
+        assert ok(api.get("/v1/admin/disk"))["segments_dropped"] >= expected["total"]
+        ok(api.post("/v1/transactions/undecided/commit"))
+        assert bodies(api) == ["undecided"]

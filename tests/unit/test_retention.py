@@ -474,3 +474,23 @@ def test_borders_of_the_disk_that_are_crossed_already_are_logged_at_a_start(used
         in_lives(life, disk=disk)
 
     assert [line["event"] for line in lines] == events
+
+
+def test_what_has_expired_goes_at_any_hour_where_an_operator_asks_for_it_and_nothing_else():
+    async def life(world, store):
+        await send(store, 100)
+        assert await store.expired_segments(world.clock.wall_ms()) == []
+        await asyncio.sleep(120)
+        assert await expire(world, store) == 0, "it is another hour"
+        expired = await store.expired_segments(world.clock.wall_ms())
+        assert expired[0].begin == 0
+        assert all(segment.is_sealed for segment in expired)
+
+        now_ms = world.clock.wall_ms()
+        counts = await asyncio.gather(*[store.expire(now_ms, nothing, at_any_hour=True) for _ in range(2)])
+
+        assert sum(counts) == len(expired) > 3
+        assert await store.expired_segments(world.clock.wall_ms()) == []
+        assert names(world, "commitlog")[0] == f"{expired[-1].end:020}"
+
+    in_lives(life, delete_hours="20")
