@@ -135,7 +135,7 @@ class Gateway:
     def _is_known(self, authorization: str) -> bool:
         """Every key is compared, and in constant time, so that the time taken tells nothing."""
         scheme, _, key = authorization.partition(" ")
-        digest = sha256(key.strip().encode("latin-1")).digest()  # the bytes as they were sent
+        digest = sha256(key.strip(" \t").encode("latin-1")).digest()  # the bytes as they were sent
         known = [hmac.compare_digest(digest, one) for one in self._keys]
         return scheme.lower() == "bearer" and any(known)
 

@@ -22,6 +22,7 @@ from app.problems import MEDIA_TYPE, Refusal, document
 from app.settings import HttpOptions
 from app.testing.options import CUT
 
+_CHUNK_HEAD_BYTES = 32  # a size and the ends of lines; what chunk extensions and trailers may take is the limit of the head
 _OF_AN_UPGRADE = (b"upgrade", b"http2-settings")
 
 
@@ -34,6 +35,9 @@ def guarded(options: HttpOptions, *, connections: Connections | None = None, can
         _head_bytes = 0  # what the parser has reported of it
         _received_bytes = 0  # since the head began
         _is_in_head = False
+        _is_in_body = False
+        _framing_bytes = 0  # of a body: what came with it and is none of it
+        _chunks = 0
         _is_stream = False  # the body that is being received may go on for as long as it moves
         _unread: asyncio.TimerHandle | None = None
         _running: RequestResponseCycle | None = None  # the request that is being answered; later ones wait behind it
@@ -75,9 +79,12 @@ def guarded(options: HttpOptions, *, connections: Connections | None = None, can
             super()._start_asgi_task(cycle, app if is_served else _no_connection_left)
 
         def data_received(self, data: bytes) -> None:
-            was_in_head = self._is_in_head
+            was_in_head, was_in_body = self._is_in_head, self._is_in_body
+            self._framing_bytes += len(data) if was_in_body else 0
             self._unset_keepalive_if_required()
             self._feed(data)
+            if self._is_in_body and self._framing_bytes > options.max_head_bytes + _CHUNK_HEAD_BYTES * self._chunks:
+                self.send_400_response("")
             if was_in_head and self._is_in_head:  # a header that does not end is not reported either
                 self._received_bytes += len(data)
                 if self._received_bytes > options.max_head_bytes:
@@ -108,8 +115,8 @@ def guarded(options: HttpOptions, *, connections: Connections | None = None, can
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
-            self._head_bytes = self._received_bytes = 0
-            self._is_in_head = True
+            self._head_bytes = self._received_bytes = self._framing_bytes = self._chunks = 0
+            self._is_in_head, self._is_in_body = True, False
             self._expect_within(options.head_timeout_ms)
 
         def on_url(self, url: bytes) -> None:
@@ -118,6 +125,8 @@ def guarded(options: HttpOptions, *, connections: Connections | None = None, can
 
         def on_header(self, name: bytes, value: bytes) -> None:
             self._count(len(name) + len(value) + len(": \r\n"))
+            if not self._is_in_head:
+                return  # a trailer: a gateway in front has judged the head alone (RFC 9110, 6.5.1)
             super().on_header(name, value)
 
         def on_headers_complete(self) -> None:
@@ -127,8 +136,11 @@ def guarded(options: HttpOptions, *, connections: Connections | None = None, can
                 if self.scope["method"] == "CONNECT":
                     raise ValueError("this is no proxy")
                 return
+            if self.parser.get_http_version() == "1.0" and any(name == b"transfer-encoding" for name, _ in self.headers):
+                raise ValueError("HTTP/1.0 has no chunks")  # RFC 9112, 6.1
             self._take_host_of_target()
             super().on_headers_complete()
+            self._is_in_body = True
             self._is_stream = takes_a_stream(self.scope["method"], self.scope["path"])
             self._expect_within(options.stream_idle_ms if self._is_stream else options.body_timeout_ms)
 
@@ -142,7 +154,11 @@ def guarded(options: HttpOptions, *, connections: Connections | None = None, can
                 host = b"[%s]" % target.host if b":" in target.host else target.host
                 self.headers[hosts[0]] = (b"host", host if target.port is None else b"%s:%d" % (host, target.port))
 
+        def on_chunk_header(self) -> None:
+            self._chunks += 1
+
         def on_body(self, body: bytes) -> None:
+            self._framing_bytes -= len(body)
             super().on_body(body)
             if self._is_stream:
                 self._expect_within(options.stream_idle_ms)
@@ -150,6 +166,7 @@ def guarded(options: HttpOptions, *, connections: Connections | None = None, can
         def on_message_complete(self) -> None:
             if self.parser.should_upgrade():
                 return
+            self._is_in_body = False
             self._expect_nothing()
             super().on_message_complete()
 

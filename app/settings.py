@@ -9,6 +9,7 @@ import difflib
 import ipaddress
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -40,6 +41,7 @@ from txn.options import TransactionOptions
 PREFIX = "ESCROWMQ_"
 CONFIG_FILE = f"{PREFIX}CONFIG"
 MOST_CONNECTIONS = 4_096  # unless the settings say more
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SECRET = ("api_keys", "encryption_keys", "database_url")  # a database's URL has a password in it
 
 
@@ -187,6 +189,10 @@ def load(config_file: Path | None = None, **given: Any) -> Settings:
         raise ConfigurationError("; ".join(map(_sentence, error.errors(include_url=False, include_input=False)))) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"the settings file {config} is not TOML: {error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"the settings file {config} is not UTF-8: {error.reason} at byte {error.start}") from None
+    except OSError as error:
+        raise ConfigurationError(f"the settings file {config} cannot be read: {error.strerror}") from None
     except SettingsError:
         name = next((name for name in _json_variables() if not _is_json(os.environ.get(name, "null"))), PREFIX)
         raise ConfigurationError(f"{name} is not JSON") from None
@@ -194,11 +200,25 @@ def load(config_file: Path | None = None, **given: Any) -> Settings:
         raise ConfigurationError(
             f"host {settings.host} can be reached from outside, so {PREFIX}API_KEYS must hold at least one key"
         )  # fmt: skip
-    if any(not key.get_secret_value() for key in settings.api_keys):
-        raise ConfigurationError(f"{PREFIX}API_KEYS holds an empty key")
+    for number, secret in enumerate(settings.api_keys, 1):
+        _check_key(secret.get_secret_value(), number)
+    if settings.testing.enabled and not settings.is_loopback:
+        raise ConfigurationError(
+            f"{PREFIX}TESTING__ENABLED is for loopback only: host {settings.host} can be reached from outside"
+        )
     if settings.database_url:
         _refuse_unknown_database(settings.database_url)
     return settings
+
+
+def _check_key(key: str, number: int) -> None:
+    """Raises ConfigurationError where no header would ever match the key."""
+    if not key:
+        raise ConfigurationError(f"{PREFIX}API_KEYS holds an empty key")
+    if key != key.strip():
+        raise ConfigurationError(f"{PREFIX}API_KEYS: key {number} begins or ends with a blank, which no header keeps")
+    if _CONTROL.search(key):
+        raise ConfigurationError(f"{PREFIX}API_KEYS: key {number} holds a control character, which no header carries")
 
 
 def variable_names(kind: Any = Settings, prefix: str = PREFIX) -> Iterator[str]:

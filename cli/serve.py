@@ -24,6 +24,7 @@ from app.wiring import Wiring
 from storage.local.options import FlushPolicy
 
 _BACKLOG = 2048
+_SHORT_KEY = 16  # characters; a shorter one can be guessed by trying
 
 log = structlog.get_logger()
 
@@ -146,6 +147,9 @@ def _log_banner(settings: Settings, listener: socket.socket) -> None:
         max_body_bytes=settings.http.max_body_bytes,
         keys=len(settings.api_keys),
     )
+    short = sum([len(key.get_secret_value()) < _SHORT_KEY for key in settings.api_keys])
+    if short:
+        log.warning("api_keys_are_short", keys=short, recommended_length=_SHORT_KEY)
     if settings.testing.enabled:
         log.warning("controls_for_tests_are_on", clock_ahead_ms=settings.testing.clock_ahead_ms)
     log.debug("settings", **settings.masked())

@@ -184,11 +184,11 @@ async def get_message(message_id: MessageId, request: Request) -> Response:
         answers={200: bytes, 206: bytes},
         answer_headers=["Content-Range"],
         headers=[RANGE],
-        problems=_FIND_PROBLEMS,
+        problems=[*_FIND_PROBLEMS, "range_not_satisfiable"],
     ),
 )
 async def get_message_payload(message_id: MessageId, request: Request) -> Response:
-    """Get a message's body as it was sent. A range that cannot be given is passed over: the whole body comes."""
+    """Get a message's body as it was sent. More than one range, or no range at all, is passed over: the whole body comes."""
     return await answer(request, lookup.get_payload, message_id)
 
 

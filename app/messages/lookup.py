@@ -22,7 +22,7 @@ from storage.identifiers import made_at_ms
 from storage.message import StoredMessage
 from storage.store import LAST_MS, KeyLookup, Retention
 
-_RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
+_RANGE = re.compile(r"bytes=([0-9]{0,100})-([0-9]{0,100})")
 _MOST_EVENTS = 20_000  # of leases that a trace looks through; reading one takes some 50 µs
 _BYTES = "application/octet-stream"
 _WAITING = (names.HALF_TOPIC, names.TIMER_TOPIC, SCHEDULE_TOPIC)  # where a message lies before it is in its topic
@@ -53,6 +53,10 @@ async def get_payload(services: Services, call: Call, message_id: str) -> Reply:
     }
     media_type = content_type if content_type.isascii() else _BYTES
     wanted = _range(call.headers.get("range", ""), len(body))
+    if wanted is not None and not wanted:
+        raise Refusal(
+            "range_not_satisfiable", f"the body has {len(body)} bytes", headers={"Content-Range": f"bytes */{len(body)}"}
+        )
     if wanted is None:
         return Reply(200, body, headers, media_type)
     headers["Content-Range"] = f"bytes {wanted.start}-{wanted.stop - 1}/{len(body)}"
@@ -176,7 +180,7 @@ def _lookup(services: Services) -> KeyLookup:
 
 
 def _range(header: str, length: int) -> range | None:
-    """The bytes of a Range header; None where there is none that can be given: then the whole body is the answer."""
+    """The bytes of a Range header: empty behind the end; None where it is not one range (RFC 9110, 14.2)."""
     match = _RANGE.fullmatch(header.replace(" ", ""))
     if match is None or not (match[1] or match[2]):
         return None
@@ -184,4 +188,6 @@ def _range(header: str, length: int) -> range | None:
         first, last = max(0, length - int(match[2])), length - 1
     else:
         first, last = int(match[1]), min(int(match[2] or length), length - 1)
-    return range(first, last + 1) if first <= last else None
+        if match[2] and int(match[2]) < first:
+            return None  # it is no range
+    return range(first, max(first, last + 1))

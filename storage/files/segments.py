@@ -15,11 +15,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import PurePath
 
+import structlog
+
 from storage.errors import UnknownFormat
 from storage.files import durable
 from storage.files.handles import Handle, Handles
 from storage.files.vfs import File, MappedRegion, Vfs
 from storage.formats import names
+
+log = structlog.get_logger()
 
 
 class Segment:
@@ -243,6 +247,9 @@ class Segments:
         for name in self._vfs.list_directory(self._directory):
             base_offset = names.base_offset(name)
             path = self._directory / name
+            if base_offset is None and not name.isdigit():  # a copy by an editor or a backup, say
+                log.warning("file_ignored", path=str(path), reason="it is no segment of the log")
+                continue
             if base_offset is None or base_offset % self._segment_bytes:
                 digits = f"20 digits, a multiple of {self._segment_bytes}"
                 raise UnknownFormat(path, found="this name", expected=digits, repair=f"--set-aside {name}")

@@ -45,6 +45,12 @@ NOT_HTTP = {
     "a proxy's request with an upgrade": b"CONNECT shop:443 HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
     "a path that is no ASCII": "GET /v1/topics/ü HTTP/1.1\r\nHost: localhost\r\n\r\n".encode(),
     "a space in the path": b"GET /v1/topics/a b HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "chunks in version 1.0": b"POST /v1/topics HTTP/1.0\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    + chunked(b"{}"),
+    "a chunk extension without end": POST + b"Transfer-Encoding: chunked\r\n\r\n2;" + b"a" * 1_000_000,
+    "chunk extensions": POST + b"Transfer-Encoding: chunked\r\n\r\n" + (b"1;" + b"a" * 1_000 + b"\r\n \r\n") * 1_000,
+    "a trailer without end": POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: " + b"a" * 1_000_000,
+    "too many trailers": POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + b"a: b\r\n" * 60_000,
     "no host": b"GET /livez HTTP/1.1\r\n\r\n",
     "no host, as a proxy would be asked": b"GET http://localhost/livez HTTP/1.1\r\n\r\n",
     "two hosts": GET + b"Host: localhost\r\n\r\n",
@@ -141,6 +147,29 @@ def test_a_body_may_come_byte_by_byte_and_in_chunks(server, topic):
     assert answer.status == 201
     (answer,) = speak(server, head + b"5;name=value\r\n{    \r\n1\r\n}\r\n0\r\nTrailer: x\r\n\r\n")
     problem_of(answer, 422, "validation_failed")
+
+
+def test_a_body_of_many_small_chunks_is_taken(server, topic):
+    body = json.dumps({"topic": f"many-{topic}"}).encode() + b" " * 100_000
+    head = request("POST", "/v1/topics", "Content-Type: application/json", "Transfer-Encoding: chunked", close=True)
+
+    (answer,) = speak(server, head + b"".join(b"1;n\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n")
+
+    assert answer.status == 201
+
+
+def test_a_trailer_is_no_header(server, topic):
+    """What stands in front of a service judges the head alone."""
+    path = f"/v1/topics/{topic}/messages"
+    head = request("POST", path, "Content-Type: application/json", "Transfer-Encoding: chunked", close=True)
+    for trailer in (b"Idempotency-Key: once", b"Host: evil.example", b"Origin: null", b"Content-Type: text/plain"):
+        for pieces in (
+            (head + chunked(b'{"payload":"x"}')[:-2] + trailer + b"\r\n\r\n",),
+            (head, b"0\r\n" + trailer + b"\r\n\r\n"),
+        ):
+            (answer,) = speak(server, *pieces)
+            assert answer.status in (201, 422), (trailer, answer)
+            assert b'"deduplicated":true' not in answer.body
 
 
 def test_a_body_of_16_mib_is_read_and_one_byte_more_is_not(server, api, topic):

@@ -18,7 +18,7 @@ import cli.main
 from tests.support.http import assert_problem, ok, until
 from tests.support.server import Server
 
-KEYS = {"ESCROWMQ_API_KEYS": '["first-key", "zweiter-schlüssel"]'}
+KEYS = {"ESCROWMQ_API_KEYS": '["first-key", "zweiter-schlüssel", "clé à"]'}
 PROBES = (
     "/livez",
     "/readyz",
@@ -81,7 +81,7 @@ def test_without_a_known_key_everything_but_the_probes_is_401(locked, method, pa
 
 
 @pytest.mark.parametrize(
-    "authorization", ["Bearer first-key", "bearer first-key", "Bearer zweiter-schlüssel", "Bearer  first-key"]
+    "authorization", ["Bearer first-key", "bearer first-key", "Bearer zweiter-schlüssel", "Bearer  first-key", "Bearer clé à"]
 )
 def test_with_any_of_the_keys_everything_is_open(locked, authorization):
     with locked.client() as api:
@@ -94,8 +94,10 @@ def test_the_probes_need_no_key(locked, path):
         assert api.get(path).status_code == 200
 
 
-def test_no_key_is_ever_in_the_log(locked):
+def test_no_key_is_ever_in_the_log_but_that_some_are_short(locked):
     assert "first-key" not in locked.log()
+    (warned,) = [line for line in locked.log().splitlines() if "api_keys_are_short" in line]
+    assert "2" in warned
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
@@ -128,11 +130,20 @@ def test_beyond_loopback_it_starts_with_a_key(tmp_path):
         ),
         ({"ESCROWMQ_LOCAL__SEGMENT_BYTES": "17"}, ["segment_bytes", "4096", "17"]),
         ({"ESCROWMQ_LOCAL__FLUSH": "never"}, ["ESCROWMQ_LOCAL__FLUSH", "before_ack", "interval"]),
-        ({"ESCROWMQ_HTTP__MAX_WAITING": "0"}, ["max_waiting", "at least 1"]),
+        ({"ESCROWMQ_HTTP__MAX_WAITING": "-1"}, ["max_waiting", "at least 0"]),
         ({"ESCROWMQ_LOG_LEVEL": "loud"}, ["ESCROWMQ_LOG_LEVEL", "debug"]),
         ({"ESCROWMQ_API_KEYS": "a-secret"}, ["ESCROWMQ_API_KEYS", "JSON"]),
         ({"ESCROWMQ_API_KEYS": '["a-secret", ""]'}, ["ESCROWMQ_API_KEYS", "empty"]),
         ({"ESCROWMQ_API_KEYS": '["a-secret", 1]'}, ["ESCROWMQ_API_KEYS"]),
+        ({"ESCROWMQ_API_KEYS": '["a-secret", " "]'}, ["ESCROWMQ_API_KEYS", "key 2", "blank"]),
+        ({"ESCROWMQ_API_KEYS": '[" a-secret"]'}, ["ESCROWMQ_API_KEYS", "key 1", "blank"]),
+        ({"ESCROWMQ_API_KEYS": '["a-secret\\t"]'}, ["ESCROWMQ_API_KEYS", "key 1", "blank"]),
+        ({"ESCROWMQ_API_KEYS": '["a\\nsecret"]'}, ["ESCROWMQ_API_KEYS", "key 1", "control character"]),
+        ({"ESCROWMQ_HTTP__ALLOWED_HOSTS": '["https://mq.example.com"]'}, ["ESCROWMQ_HTTP", "allowed_hosts"]),
+        (
+            {"ESCROWMQ_HOST": "0.0.0.0", "ESCROWMQ_API_KEYS": '["a-secret"]', "ESCROWMQ_TESTING__ENABLED": "true"},
+            ["ESCROWMQ_TESTING__ENABLED", "0.0.0.0"],
+        ),
         ({"ESCROWMQ_WEBHOOK__ALLOWED_HOSTS": "a-secret"}, ["ESCROWMQ_WEBHOOK__ALLOWED_HOSTS", "JSON"]),
         ({"ESCROWMQ_DATABASE_URL": "a-secret"}, ["ESCROWMQ_DATABASE_URL", "no URL"]),
         ({"ESCROWMQ_DATABASE_URL": "postgresql+nothing://a:secret@b/c"}, ["ESCROWMQ_DATABASE_URL", "no URL"]),
@@ -148,6 +159,18 @@ def test_a_wrong_setting_is_78_with_one_line_that_names_it(tmp_path, environment
     assert len(log.strip().splitlines()) == 1
     assert all(word in log for word in words), log
     assert "secret" not in log
+
+
+def test_a_settings_file_that_is_not_utf_8_is_78_with_one_line(tmp_path):
+    config = tmp_path / "escrowmq.toml"
+    config.write_bytes('# schlüssel\napi_keys = ["a-secret"]\n'.encode("latin-1"))
+
+    status, log = outcome(Server(tmp_path / "data", "--config", str(config)))
+
+    assert status == 78
+    assert log.strip().splitlines() == [log.strip()]
+    assert "UTF-8" in log
+    assert str(config) in log
 
 
 def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_path):

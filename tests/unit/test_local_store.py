@@ -718,8 +718,8 @@ def test_the_loss_of_the_last_segments_refuses_the_start():
     in_world(main, disk)
 
 
-@pytest.mark.parametrize("name", ["00000000000000000001", "readme", "0000000000000001638"])
-def test_a_file_that_does_not_belong_into_the_log_refuses_the_start(name):
+@pytest.mark.parametrize("name", ["00000000000000000001", "0000000000000001638"])
+def test_a_file_of_digits_that_does_not_belong_into_the_log_refuses_the_start(name):
     disk = filled(3)
     disk.open(ROOT / "commitlog" / name, create=True)
 
@@ -728,6 +728,23 @@ def test_a_file_that_does_not_belong_into_the_log_refuses_the_start(name):
             await world.open_store(options())
 
     in_world(main, disk)
+
+
+@pytest.mark.parametrize("name", ["readme", "foo.tmp", "00000000000000000000.bak", ".hidden"])
+def test_a_file_that_can_be_no_segment_is_left_alone_with_a_warning(name):
+    disk = filled(3)
+    disk.open(ROOT / "commitlog" / name, create=True)
+
+    async def main(world):
+        store = await world.open_store(options())
+        assert len(await store.read(QUEUE, 0, max_messages=100, max_bytes=1 << 20)) == 3
+        await store.aclose()
+
+    with capture_logs() as logs:
+        in_world(main, disk)
+
+    assert disk.exists(ROOT / "commitlog" / name)
+    assert [(one["event"], one["log_level"]) for one in logs if one["event"] == "file_ignored"] == [("file_ignored", "warning")]
 
 
 def test_segments_of_another_length_than_configured_refuse_the_start_and_say_both():

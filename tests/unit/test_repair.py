@@ -290,11 +290,11 @@ def test_a_last_segment_that_is_missing_is_cut_off(written):
 
 def test_a_file_that_is_no_segment_is_set_aside(written):
     disk = deepcopy(written.disk)
-    disk.open(LOG / "foo.tmp", create=True).write(0, b"of a backup tool")
+    disk.open(LOG / file_name(1), create=True).write(0, b"of a backup tool")
 
     done = repaired(disk, refused(disk))
 
-    assert [path.rpartition("/")[2] for path in done.set_aside] == ["foo.tmp"]
+    assert [path.rpartition("/")[2] for path in done.set_aside] == [file_name(1)]
     assert served(disk, written) == ids_of(written, lambda one: True)
 
 
@@ -320,7 +320,7 @@ DAMAGES: dict[str, Callable[[SimulatedDisk, Written], None]] = {
     "two bodies": lambda disk, written: [flip(disk, written.stored[at].log_offset + 200) for at in (12, 20)] and None,
     "tail": lambda disk, written: flip(disk, written.stored[-1].log_offset, 4),
     "first segment": lambda disk, written: disk.remove(LOG / file_name(0)),
-    "stray file": lambda disk, written: disk.open(LOG / "foo", create=True).write(0, b"x"),
+    "stray file": lambda disk, written: disk.open(LOG / file_name(1), create=True).write(0, b"x"),
 }
 
 
