@@ -139,7 +139,7 @@ async def verify_store(services: Services, _: Call) -> Reply:
 
 async def run_retention(services: Services, call: Call) -> Reply:
     store = services.store
-    given = call.decode(_retention_decoder)
+    given = await call.decode(_retention_decoder)
     if not isinstance(store, Retention):
         raise NotSupportedByEngine("the engine drops nothing by itself")
 
