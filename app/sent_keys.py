@@ -21,6 +21,7 @@ from storage.clock import Clock
 from storage.errors import IdempotencyInProgress, IdempotencyKeyReused
 from storage.formats import parts
 from storage.formats.names import SENT_KEY_TOPIC
+from storage.journal import Replay
 from storage.message import Appended, Message, QueueId, StoredMessage
 from storage.store import AppliedPrefix, KeyLookup, MessageStore, Snapshot, Snapshots, SyncedPosition, find_message
 
@@ -65,13 +66,11 @@ class SentKeys:
                     self._table.keep(sent)
             self._applied.restart(snapshot.positions[_QUEUE])
             self._kept_end = self._applied.end
-        at = max(self._applied.end, (await self._store.offsets(_QUEUE)).first)
-        while messages := await self._store.read(_QUEUE, at, max_messages=512, max_bytes=4 << 20):
-            for message in messages:
-                self._table.keep(_sent_of(message))
-            at += len(messages)
-        self._applied.restart(at)
-        if at > len(self._table):
+        replay = Replay(self._store, _QUEUE, max(self._applied.end, (await self._store.offsets(_QUEUE)).first), _sent_of)
+        async for _, sent in replay:
+            self._table.keep(sent)
+        self._applied.restart(replay.end)
+        if replay.end > len(self._table):
             self._table.note_forgotten()
 
     async def sent_before(self, request: KeyedRequest, *, window_ms: int) -> Sent | None:

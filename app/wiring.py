@@ -484,6 +484,9 @@ class Wiring:
         yield "escrowmq_messages_leased", "Messages that are lent to consumers", delivery.count(State.LEASED)
         yield "escrowmq_messages_skipped", "Messages that groups passed over by their rules", delivery.count_skipped()
         yield "escrowmq_messages_damaged", "Messages that groups could not be given: damaged", delivery.count_damaged()
+        left_out = self._services.cron.count_left_out() + schedules.count_left_out()
+        left_out += self._services.transactions.count_left_out()
+        yield "escrowmq_journal_events_left_out", "Damaged events that the last start left out", left_out
         yield "escrowmq_schedules_scheduled", "Delayed messages that wait", schedules.counts.waiting
         yield "escrowmq_schedules_set_aside", "Delayed messages that could not be delivered", schedules.counts.never
         cron = self._services.cron.table

@@ -13,13 +13,12 @@ from delivery.lease_snapshot import TableDump
 from delivery.lease_table import LeaseTable
 from delivery.moment import Moment
 from storage.clock import Clock
+from storage.journal import Replay
 from storage.message import Appended, Durability, Message
 from storage.store import AppliedPrefix, MessageStore, Snapshot, Snapshots, SyncedPosition
 from storage.turns import Changes
 
 SNAPSHOT = "leases"
-_READ_MESSAGES = 512
-_READ_BYTES = 8 << 20
 
 _dump_decoder = msgspec.msgpack.Decoder(TableDump)
 
@@ -70,15 +69,12 @@ class LeaseJournal:
         if snapshot is not None:
             self.table.load(_dump_decoder.decode(snapshot.data), self.now())
             begin = max(begin, snapshot.positions[LEASE_QUEUE])
-        at = begin
-        while messages := await self.store.read(LEASE_QUEUE, at, max_messages=_READ_MESSAGES, max_bytes=_READ_BYTES):
-            now = self.now()
-            for message in messages:
-                self.table.apply(read_event(message), now)
-            at += len(messages)
-        self._applied.restart(at)
+        replay = Replay(self.store, LEASE_QUEUE, begin, read_event)
+        async for _, event in replay:
+            self.table.apply(event, self.now())
+        self._applied.restart(replay.end)
         self._kept_end = begin
-        return at - begin
+        return replay.end - begin
 
     async def save_snapshot(self) -> int:
         """Keep the table, so that a start replays only what came later; how many bytes, 0 where nothing is new."""

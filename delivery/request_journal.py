@@ -10,13 +10,12 @@ from delivery.request_events import REPLY_QUEUE, REQUEST_QUEUE, AnyRequestEvent,
 from delivery.request_table import Request, RequestState, RequestTable
 from storage.clock import Clock
 from storage.errors import UnknownRequest
+from storage.journal import Replay
 from storage.message import Appended, Durability, Message
 from storage.store import AppliedPrefix, KeyLookup, MessageStore, Snapshot, Snapshots, SyncedPosition
 from storage.watchers import Watchers
 
 SNAPSHOT = "requests"
-_READ_MESSAGES = 512
-_READ_BYTES = 4 << 20
 _MOST_EVENTS = 8  # that one request has: opened, timed out, replied late
 
 
@@ -50,14 +49,12 @@ class RequestJournal:
         if snapshot is not None:
             self._load(_dump_decoder.decode(snapshot.data))
             begin = max(begin, snapshot.positions[REQUEST_QUEUE])
-        at = begin
-        while events := await self.store.read(REQUEST_QUEUE, at, max_messages=_READ_MESSAGES, max_bytes=_READ_BYTES):
-            for message in events:
-                self._replay(read_event(message))
-            at += len(events)
-        self._applied.restart(at)
+        replay = Replay(self.store, REQUEST_QUEUE, begin, read_event)
+        async for _, event in replay:
+            self._replay(event)
+        self._applied.restart(replay.end)
         self._kept_end = begin
-        return at - begin
+        return replay.end - begin
 
     async def save_snapshot(self) -> int:
         """Keep the table, so that a start replays only what came later; how many bytes, 0 where nothing is new."""

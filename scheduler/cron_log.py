@@ -7,21 +7,17 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
-import structlog
 
 from scheduler import cron_schedule
 from scheduler.cron_schedule import CRON_QUEUE, AnyCronMark, CountedAnew
 from scheduler.cron_table import CronItem, CronTable, Settled
 from storage.clock import Clock
 from storage.errors import CorruptRecord
+from storage.journal import Replay
 from storage.message import Durability, Message
 from storage.store import AppliedPrefix, KeyLookup, MessageStore, Snapshot, Snapshots
 
-log = structlog.get_logger()
-
 SNAPSHOT = "cron"
-_READ_MESSAGES = 512
-_READ_BYTES = 4 << 20
 
 
 class Firing(NamedTuple):
@@ -50,6 +46,7 @@ class CronLog:
         self.table = CronTable()
         self._applied = AppliedPrefix()
         self._kept_end = 0
+        self.left_out = 0  # damaged marks that the replay left out
 
     async def restore(self) -> int:
         """Begin where the last snapshot ends. Before the time that is returned, marks were stored that nobody has any more."""
@@ -62,28 +59,21 @@ class CronLog:
         self._applied.restart(max(self._kept_end, first))
         if first <= self._kept_end:
             return 0
-        oldest = await self._store.read(CRON_QUEUE, first, max_messages=1, max_bytes=1)
+        try:
+            oldest = await self._store.read(CRON_QUEUE, first, max_messages=1, max_bytes=1)
+        except CorruptRecord:
+            return self._clock.wall_ms()
         return oldest[0].stored_at_ms if oldest else self._clock.wall_ms()
 
     async def replay(self) -> tuple[int, bool]:
         """Read the marks to the end: how many, and is there one that cannot be read?"""
-        begin, is_damaged, end = self._applied.end, False, (await self._store.offsets(CRON_QUEUE)).end
-        while (at := self._applied.end) < end:
-            try:
-                messages = await self._store.read(CRON_QUEUE, at, max_messages=_READ_MESSAGES, max_bytes=_READ_BYTES)
-            except CorruptRecord as damage:
-                log.error("cron_mark_damaged", queue_offset=at, reason=str(damage))
-                is_damaged, messages = True, []
-            for message in messages:
-                try:
-                    mark = cron_schedule.read_mark(message)
-                except msgspec.DecodeError as error:
-                    log.error("cron_mark_damaged", queue_offset=message.queue_offset, reason=str(error))
-                    is_damaged = True
-                else:
-                    self._settle(mark)
-            self._applied.restart(at + max(1, len(messages)))
-        return self._applied.end - begin, is_damaged
+        begin = self._applied.end
+        replay = Replay(self._store, CRON_QUEUE, begin, cron_schedule.read_mark, may_leave_out=True)
+        async for _, mark in replay:
+            self._settle(mark)
+        self._applied.restart(replay.end)
+        self.left_out = replay.left_out
+        return replay.end - begin, replay.left_out > 0
 
     async def save_snapshot(self) -> int:
         """Keep how far schedules are settled; how many bytes, 0 where nothing is new."""

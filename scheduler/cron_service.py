@@ -122,6 +122,10 @@ class CronService:
             raise IdempotencyKeyReused
         return before
 
+    def count_left_out(self) -> int:
+        """Damaged marks that the start left out: schedules went on from then."""
+        return self._log.left_out
+
     async def recent(self, schedule_id: str, *, count: int) -> list[Firing]:
         """The last things that came of it, newest first; none where the engine does not find messages by their key."""
         return await self._log.recent(schedule_id, count=count)

@@ -23,6 +23,7 @@ from scheduler.scheduled_message import LEVEL_COUNT, TIMER_QUEUE
 from storage.clock import Clock
 from storage.errors import CorruptRecord, NotSupportedByEngine, UnknownTopic
 from storage.formats.delay_levels import SCHEDULE_TOPIC
+from storage.journal import Replay, leave_out, read_event
 from storage.message import NEVER_MS, Appended, DueEntry, Durability, Message, QueueId, StoredMessage
 from storage.store import (
     ANY_LABEL,
@@ -70,6 +71,8 @@ class ScheduleLog:
         self._positions: dict[QueueId, int] = {}  # read up to there; the mark queue is the last one
         self.put_backs = 0  # since then a message may lie elsewhere
         self._begins: dict[QueueId, int] | None = None  # while the index is made anew: what came before has been dropped
+        self._parked: set[int] = set()  # damaged messages that were met while the index is made anew, by place
+        self.left_out = 0  # damaged marks that the replay of the progress left out
         self._lock = asyncio.Lock()  # who reads the index for the window must not miss what is followed meanwhile
 
     @property
@@ -154,6 +157,7 @@ class ScheduleLog:
             return await self._follow()
         finally:
             self._begins = None
+            self._parked.clear()
 
     async def _follow(self) -> int:
         count = 0
@@ -177,10 +181,11 @@ class ScheduleLog:
             try:
                 messages = await self._store.read(queue, at, max_messages=_READ_MESSAGES, max_bytes=_READ_BYTES)
             except CorruptRecord as damage:
-                log.error("schedule_damaged", queue=str(queue), queue_offset=at, reason=str(damage))
-                messages = []
-            at += max(1, len(messages))
-            added, taken = note(messages)
+                added, taken = self._note_damaged(queue, at, damage)
+                at += 1
+            else:
+                added, taken = note(messages)
+                at += len(messages)
             self._index.change_due(added, taken, {queue: at})
             self.window.change(added, taken)
             self._positions[queue] = at
@@ -190,17 +195,39 @@ class ScheduleLog:
             self._progress.note_done_before(queue, bounds.first)  # those have been dropped
         return at - begin
 
+    def _note_damaged(self, queue: QueueId, queue_offset: int, damage: CorruptRecord) -> tuple[list[DueEntry], list[DueEntry]]:
+        """When a damaged message is due, and for which topic, cannot be read: it is parked, and listed with the reason.
+
+        A damaged mark is refused: it may have cancelled, moved or ended a delivery.
+        """
+        if queue == MARK_QUEUE:
+            leave_out(queue, queue_offset, damage, may_leave_out=False)
+            return [], []
+        log.error("schedule_damaged", queue=str(queue), queue_offset=queue_offset, reason=str(damage))
+        place = scheduled_message.place_of(queue, queue_offset)
+        if self._begins is not None:
+            self._parked.add(place)
+        return [scheduled_message.parked_entry(place)], []
+
     def _note_delayed(self, messages: Sequence[StoredMessage]) -> tuple[list[DueEntry], list[DueEntry]]:
         return [scheduled_message.entry_of(message) for message in messages], []
 
     def _note_marks(self, messages: Sequence[StoredMessage]) -> tuple[list[DueEntry], list[DueEntry]]:
-        read = [marks.decode(message) for message in messages]
+        read = [read_event(message, marks.decode) for message in messages]
         for mark in read:
             self.finished.extend(_finished(mark))
             self.put_backs += isinstance(mark, PutBack)
         self._note_progress(read)
-        added, taken = [entry for mark in read for entry in mark.added], [entry for mark in read for entry in mark.taken]
+        added = [entry for mark in read for entry in mark.added]
+        taken = [self._in_the_index(entry) for mark in read for entry in mark.taken]
         return [*filter(self._counts, added)], [*filter(self._counts, taken)]
+
+    def _in_the_index(self, entry: DueEntry) -> DueEntry:
+        """The entry that a mark ends: that of a damaged message was parked while the index is made again."""
+        if entry.place not in self._parked:
+            return entry
+        self._parked.discard(entry.place)
+        return scheduled_message.parked_entry(entry.place)
 
     def _note_progress(self, read: Sequence[AnyMark]) -> None:
         self._progress.note_done(entry.place for mark in read if not mark.added for entry in mark.taken)
@@ -283,14 +310,14 @@ class ScheduleLog:
                 at = self._saved_position = snapshot.positions[MARK_QUEUE]
             except msgspec.DecodeError:
                 log.warning("progress_made_anew")
+        # The index reflects these marks; the progress, which only a broker asks for, may lack some.
+        replay = Replay(self._store, MARK_QUEUE, at, marks.decode, may_leave_out=True)
         end = self._positions[MARK_QUEUE]
-        while at < end:
-            try:
-                messages = await self._store.read(MARK_QUEUE, at, max_messages=_READ_MESSAGES, max_bytes=_READ_BYTES)
-            except CorruptRecord:
-                messages = []
-            self._note_progress([marks.decode(message) for message in messages])
-            at += max(1, len(messages))
+        async for message, mark in replay:
+            if message.queue_offset >= end:
+                break
+            self._note_progress([mark])
+        self.left_out = replay.left_out
 
     async def _recall_finished(self) -> None:
         """The newest ones that the index has let go of: from the last marks it knows."""

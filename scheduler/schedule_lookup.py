@@ -72,6 +72,9 @@ class ScheduleLookup:
             last = await self._last_change(schedule_id) if isinstance(found, CorruptRecord) else None
             if last is not None:
                 return Schedule(schedule_id, "", "", last.entry)
+            entry = scheduled_message.parked_entry(scheduled_message.place_of(*by_place))
+            if isinstance(found, CorruptRecord) and await self._log.is_due(entry):
+                return Schedule(schedule_id, "", "", entry, ScheduleState.SET_ASIDE, _reason(found))
         for message_id in scheduled_message.message_ids_by(schedule_id) if _is_readable(schedule_id) else ():
             async for message in self._waiting_messages(message_id):
                 if scheduled_message.schedule_id_of(message) == schedule_id:
@@ -192,7 +195,8 @@ class ScheduleLookup:
             elif state.is_finished:
                 continue
             else:
-                schedule = Schedule(scheduled_message.schedule_id_at(*place), "", "", entry, state)
+                reason = _reason(message) if isinstance(message, CorruptRecord) else None
+                schedule = Schedule(scheduled_message.schedule_id_at(*place), "", "", entry, state, reason)
             if state is ScheduleState.SET_ASIDE:
                 last = await self._last_change_of(schedule)
                 if isinstance(last, SetAside):
@@ -206,6 +210,10 @@ def as_made(message: StoredMessage) -> Schedule:
     entry, reason = scheduled_message.entry_of(message), scheduled_message.so_far_of(message).set_aside
     state = ScheduleState.SCHEDULED if reason is None else ScheduleState.SET_ASIDE
     return Schedule(schedule_id, message.message_id, topic, entry, state, reason)
+
+
+def _reason(damage: CorruptRecord) -> str:
+    return f"CorruptRecord: {damage.reason}"[:1_000]
 
 
 def _position(entry: DueEntry) -> ListPosition:

@@ -51,6 +51,10 @@ class ScheduleService:
         """Take notice of what has become visible in the log."""
         return await self._log.follow()
 
+    def count_left_out(self) -> int:
+        """Damaged marks that the start left out of the progress that is kept for a broker."""
+        return self._log.left_out
+
     async def save_snapshot(self) -> int:
         """Of how far the delay queues are done, so that a start need not read every mark for it; how many bytes."""
         return await self._log.save_snapshot()

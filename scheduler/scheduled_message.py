@@ -184,6 +184,11 @@ def entry_of(message: StoredMessage) -> DueEntry:
     return DueEntry(due_ms, place, so_far.revision, label_of(real_topic(message)))
 
 
+def parked_entry(place: int) -> DueEntry:
+    """Of a message that cannot be read before it was ever in the index: its time does not come, and it has no topic."""
+    return DueEntry(NEVER_MS, place, 0, 0)
+
+
 def so_far_of(message: Message) -> SoFar:
     text = message.system.get(SO_FAR)
     return _NEW if text is None else _so_far_decoder.decode(text)

@@ -275,6 +275,7 @@ class CorruptRecord(StorageError):
 
     `repair`: the option of `escrowmq store repair` that gets a store past this damage; empty where none is known.
     `queue` (topic, number) and `queue_offset`: of the message that cannot be read, where a queue was read.
+    `was_taken_out`: a repair took the damaged record out of the log, on an operator's order.
     """
 
     def __init__(
@@ -286,6 +287,7 @@ class CorruptRecord(StorageError):
         repair: str = "",
         queue: tuple[str, int] | None = None,
         queue_offset: int | None = None,
+        was_taken_out: bool = False,
     ) -> None:
         place = f"{path} at log offset {physical_offset}" if path is not None else f"log offset {physical_offset}"
         super().__init__(f"{place}: {reason}")
@@ -295,6 +297,7 @@ class CorruptRecord(StorageError):
         self.repair = repair
         self.queue = queue
         self.queue_offset = queue_offset
+        self.was_taken_out = was_taken_out
 
 
 class UnknownFormat(StorageError):

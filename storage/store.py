@@ -514,11 +514,24 @@ async def read_each(
 
 
 async def find_message(store: MessageStore, queue: QueueId, from_offset: int, message_id: str) -> StoredMessage | None:
-    """The first message of this id at or behind an offset where it is expected soon; None where it is not there."""
+    """The first message of this id at or behind an offset where it is expected soon; None where it is not there.
+
+    Raises CorruptRecord where it is not found among the others and a damaged one may be it.
+    """
     at = max(from_offset, (await store.offsets(queue)).first)
-    while messages := await store.read(queue, at, max_messages=64, max_bytes=1 << 20):
+    damaged: CorruptRecord | None = None
+    while True:
+        try:
+            messages = await store.read(queue, at, max_messages=64, max_bytes=1 << 20)
+        except CorruptRecord as damage:
+            damaged, at = damaged or damage, at + 1
+            continue
         for message in messages:
             if message.message_id == message_id:
                 return message
         at += len(messages)
-    return None
+        if messages:
+            continue
+        if damaged is not None:
+            raise damaged
+        return None

@@ -84,6 +84,10 @@ class TransactionCoordinator:
         """Return once every change that was begun has ended."""
         await self._turns.drain()
 
+    def count_left_out(self) -> int:
+        """Damaged events about checks that the start left out."""
+        return self._journal.left_out
+
     async def put_back(self, first_kept: Mapping[QueueId, int]) -> int:
         """Write again what is undecided and lies before these offsets, which is about to be dropped; how many transactions.
 
@@ -182,8 +186,8 @@ class TransactionCoordinator:
         return await self._asking.sweep(now_ms)
 
     def set_aside(self) -> dict[str, str]:
-        """Undecided transactions whose checks cannot be ended, and why; each is tried again after a while."""
-        return self._asking.set_aside()
+        """Undecided transactions whose checks cannot be ended, or whose messages cannot be read to be published, and why."""
+        return self._decisions.set_aside() | self._asking.set_aside()
 
     async def receive_checks(self, group: str, *, max_checks: int, lease_ms: int, wait_ms: int) -> list[LeasedCheck]:
         """Work items of a producer group; waits for one when there is none."""

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 import msgspec
+import structlog
 
-from storage.errors import OffsetExpired, TransactionExpired, UnknownTopic
+from storage.errors import CorruptRecord, OffsetExpired, TransactionExpired, UnknownTopic
 from storage.message import Message, StoredMessage
 from storage.store import find_message
 from storage.turns import Turns
@@ -14,6 +15,8 @@ from txn.half_message import CheckAnswer
 from txn.journal import Journal
 from txn.states import Resolver, TxnEvent, TxnState, next_state
 from txn.transaction import Transaction
+
+log = structlog.get_logger()
 
 _TARGETS = {TxnState.COMMITTED: TxnEvent.COMMIT, TxnState.ROLLED_BACK: TxnEvent.ROLLBACK}
 
@@ -26,6 +29,17 @@ class Decisions:
         self._store = journal.store
         self._turns = turns
         self._put_off = put_off
+        self._unreadable: dict[str, str] = {}  # transaction id to why it could not be committed
+
+    def set_aside(self) -> dict[str, str]:
+        """Undecided transactions whose commit found their messages damaged, and why: they can only be rolled back."""
+        table = self._journal.table
+        self._unreadable = {
+            id_: reason
+            for id_, reason in self._unreadable.items()
+            if (found := table.get(id_)) is not None and not found.state.is_decided
+        }
+        return self._unreadable
 
     async def decide(
         self, transaction: Transaction, state: TxnState, by: Resolver, reason: str | None, answer: CheckAnswer | None = None
@@ -69,7 +83,13 @@ class Decisions:
 
     async def _read_halves(self, transaction: Transaction) -> list[StoredMessage]:
         try:
-            return await self._journal.read_halves(transaction)
+            halves = await self._journal.read_halves(transaction)
+            self._unreadable.pop(transaction.transaction_id, None)
+            return halves
+        except CorruptRecord as damage:
+            log.error("commit_found_damage", transaction_id=transaction.transaction_id, reason=str(damage))
+            self._unreadable[transaction.transaction_id] = f"CorruptRecord: {damage.reason}"[:1_000]
+            raise
         except OffsetExpired:
             # They were damaged when their segment went, and could not be written again.
             raise TransactionExpired(f"the messages of transaction {transaction.transaction_id} have expired") from None

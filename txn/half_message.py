@@ -202,6 +202,11 @@ def facts_of(half: StoredMessage) -> Facts | None:
     return None if text is None else _facts_decoder.decode(text)
 
 
+def is_later_half(half: StoredMessage) -> bool:
+    """Is it one of ours that follows the first half of its transaction? A broker's half has the id of its transaction."""
+    return facts_of(half) is None and transaction_id_of(half) != half.message_id
+
+
 def is_put_back(half: StoredMessage) -> bool:
     """Is it the first half of a transaction whose halves we have written again?"""
     facts = facts_of(half)

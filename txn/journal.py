@@ -5,6 +5,7 @@ What a snapshot of the table says to reflect of each queue is counted message by
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -12,6 +13,7 @@ from storage.clock import Clock
 from storage.errors import Backpressure, TransactionExpired, UnknownTransaction
 from storage.formats import parts
 from storage.identifiers import Identifiers
+from storage.journal import Replay
 from storage.message import Appended, Durability, Message, QueueId, StoredMessage
 from storage.store import AppliedPrefix, MessageStore, Reserve, Snapshot, Snapshots, SyncedPosition
 from storage.watchers import Watchers
@@ -22,9 +24,10 @@ from txn.pending import TransactionTable
 from txn.states import Resolver, TxnState
 from txn.transaction import Transaction
 
+T = TypeVar("T")
+
 SNAPSHOT = "transactions"
 _HALF_WAIT_MS = 10_000
-READ_MESSAGES = 512
 READ_BYTES = 8 << 20
 _SNAPSHOT_SLICE = 2_000  # transactions encoded in one turn of the loop
 
@@ -53,6 +56,7 @@ class Journal:
         self._applied = {queue: AppliedPrefix() for queue in half_message.SYSTEM_QUEUES}
         self._kept_positions = self._positions()
         self._on_decided = on_decided
+        self.left_out = 0  # damaged events that the replay left out
 
     # --------------------------------------------------------------------------------------------------------- finding
 
@@ -202,16 +206,21 @@ class Journal:
             self._applied[queue].restart(queue_offset)
         self._kept_positions = self._positions()
 
-    async def later(self, queue: QueueId) -> AsyncIterator[StoredMessage]:
-        """The messages of a queue that the table does not reflect; each counts as applied when the next is asked for."""
+    async def later(
+        self, queue: QueueId, read: Callable[[StoredMessage], T], *, may_leave_out: bool = False
+    ) -> AsyncIterator[T]:
+        """What a queue says that the table does not reflect; each event counts as applied when the next is requested.
+
+        Raises CorruptRecord and UnknownFormat for a damaged event, unless `may_leave_out`: it is counted then.
+        """
         applied = self._applied[queue]
-        at = max(applied.end, (await self.store.offsets(queue)).first)
-        applied.restart(at)
-        while messages := await self.store.read(queue, at, max_messages=READ_MESSAGES, max_bytes=READ_BYTES):
-            for message in messages:
-                yield message
-            at += len(messages)
-            applied.restart(at)
+        begin = max(applied.end, (await self.store.offsets(queue)).first)
+        replay = Replay(self.store, queue, begin, read, may_leave_out=may_leave_out)
+        async for message, event in replay:
+            yield event
+            applied.restart(message.queue_offset + 1)
+        applied.restart(replay.end)
+        self.left_out += replay.left_out
 
     def _positions(self) -> dict[QueueId, int]:
         return {queue: applied.end for queue, applied in self._applied.items()}

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 import structlog
 
 from storage.errors import UnknownQueue, UnknownTopic
+from storage.journal import Replay as JournalReplay
 from storage.message import Durability, QueueId, StoredMessage, TransactionBits
 from txn import half_message, recall
 from txn.checkback_plan import HoldReason
 from txn.half_message import CHECK_QUEUE, HALF_QUEUE, HELD_QUEUE, OP_QUEUE, Held, Op, SoFar
-from txn.journal import READ_BYTES, READ_MESSAGES, Journal
+from txn.journal import Journal
 from txn.states import Resolver, TxnState
 from txn.transaction import Transaction, from_halves
 
@@ -30,18 +31,20 @@ class Replay:
     async def run(self) -> int:
         await self._journal.restore()
         replayed = 0
-        async for half in self._journal.later(HALF_QUEUE):
+        async for half in self._journal.later(HALF_QUEUE, lambda half: half):
             replayed += 1
             self._replay_half(half)
-        async for message in self._journal.later(HELD_QUEUE):
+        self._drop_incomplete()
+        # What these two say only tells how far the asking has come: without it a producer is asked once more.
+        async for message in self._journal.later(HELD_QUEUE, lambda message: message, may_leave_out=True):
             replayed += 1
             self._replay_held(message)
-        async for message in self._journal.later(CHECK_QUEUE):
+        async for event in self._journal.later(CHECK_QUEUE, half_message.read_check, may_leave_out=True):
             replayed += 1
-            self._table.apply(half_message.read_check(message))
-        async for message in self._journal.later(OP_QUEUE):
+            self._table.apply(event)
+        async for op in self._journal.later(OP_QUEUE, half_message.read_op):
             replayed += 1
-            self._replay_op(half_message.read_op(message))
+            self._replay_op(op)
         await self._settle_brokers()
         # Where the log has more decisions than memory, some are to be looked up there.
         self._table.has_forgotten |= (await self._store.offsets(OP_QUEUE)).end > self._table.decided_count
@@ -51,6 +54,12 @@ class Replay:
     def _replay_half(self, half: StoredMessage) -> None:
         """Collect the halves of a transaction, which lie one behind another."""
         transaction_id = half_message.transaction_id_of(half)
+        if self._halves and half_message.transaction_id_of(self._halves[0]) != transaction_id:
+            self._drop_incomplete()
+        if not self._halves and half_message.is_later_half(half):
+            self._halves.append(half)
+            self._drop_incomplete()
+            return
         known = self._table.get(transaction_id)
         if known is not None and not self._halves and not half_message.is_put_back(half):
             if self._table.add_copy(known, half.queue_offset):
@@ -62,6 +71,12 @@ class Replay:
             self._brokers[transaction_id] = None
         if len(self._halves) == (1 if facts is None else facts.message_count):
             self._begun(from_halves(self._halves), None if facts is None else facts.so_far)
+            self._halves.clear()
+
+    def _drop_incomplete(self) -> None:
+        """Of a transaction that a repair took messages from, the others are not published: it cannot be committed any more."""
+        if self._halves:
+            log.error("transaction_incomplete", transaction_id=half_message.transaction_id_of(self._halves[0]))
             self._halves.clear()
 
     def _begun(self, transaction: Transaction, so_far: SoFar | None) -> None:
@@ -120,11 +135,9 @@ class Replay:
                 at = (await self._store.offsets(queue)).first
             except (UnknownTopic, UnknownQueue):
                 continue  # nothing was ever stored there
-            while messages := await self._store.read(queue, at, max_messages=READ_MESSAGES, max_bytes=READ_BYTES):
-                at += len(messages)
-                for final in messages:
-                    if final.transaction is TransactionBits.COMMIT and final.message_id in message_ids:
-                        finals.setdefault(final.message_id, final)
+            async for _, final in JournalReplay(self._store, queue, at, lambda final: final):
+                if final.transaction is TransactionBits.COMMIT and final.message_id in message_ids:
+                    finals.setdefault(final.message_id, final)
         return finals
 
     async def _adopt_finals(self, transaction: Transaction, finals: Sequence[StoredMessage], *, has_op: bool) -> None:

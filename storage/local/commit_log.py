@@ -111,7 +111,7 @@ class CommitLog:
         if record.physical_offset != offset or records.start(raw, at)[0] != length:
             raise self.corrupt(offset, f"the record says it lies at {record.physical_offset}")
         if record.topic == LOST_TOPIC:
-            raise self.corrupt(offset, "the message was damaged, and a repair left it out")
+            raise self.corrupt(offset, "the message was damaged, and a repair left it out", was_taken_out=True)
         return record
 
     def _verify(self, record: Record, offset: int) -> None:
@@ -190,9 +190,22 @@ class CommitLog:
         return records.body_crc(record.body) != record.body_crc or record.physical_offset != offset
 
     def corrupt(
-        self, offset: int, reason: str, *, queue: QueueId | None = None, queue_offset: int | None = None
+        self,
+        offset: int,
+        reason: str,
+        was_taken_out: bool = False,
+        *,
+        queue: QueueId | None = None,
+        queue_offset: int | None = None,
     ) -> CorruptRecord:
-        return CorruptRecord(self.segments.find(offset).path, offset, reason, queue=queue, queue_offset=queue_offset)
+        return CorruptRecord(
+            self.segments.find(offset).path,
+            offset,
+            reason,
+            queue=queue,
+            queue_offset=queue_offset,
+            was_taken_out=was_taken_out,
+        )
 
 
 def _stated_items(record: Record) -> Iterator[unit.UnitItem]:

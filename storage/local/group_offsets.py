@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from storage.formats.names import OFFSET_TOPIC
-from storage.message import Message, QueueId
+from storage.message import Message, QueueId, StoredMessage
 
 QUEUE = QueueId(OFFSET_TOPIC, 0)
 TAG = "commit"
@@ -68,13 +68,13 @@ class GroupOffsets:
         """(group, queue, offset) of what messages before this place say, and no later one."""
         return [(group, queue, kept.queue_offset) for (group, queue), kept in self._offsets.items() if kept.place < place]
 
-    def apply(self, body: bytes, *, place: int) -> None:
+    def apply(self, message: StoredMessage) -> None:
         """A message of the offset topic, in their order."""
-        commit = _decoder.decode(body)
+        commit = _decoder.decode(message.body)
         if commit.queue == _DELETED:
             self.drop(commit.topic)
         else:
-            self.set(commit.group, QueueId(commit.topic, commit.queue), commit.offset, place=place)
+            self.set(commit.group, QueueId(commit.topic, commit.queue), commit.offset, place=message.queue_offset)
 
     def encode(self) -> bytes:
         self.has_changed = False

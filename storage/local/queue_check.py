@@ -40,6 +40,7 @@ class DoubtfulEntry(Exception):
 class _Damage(NamedTuple):
     physical_offset: int
     reason: str
+    was_taken_out: bool = False
 
 
 class QueueCheck:
@@ -199,7 +200,7 @@ class QueueCheck:
             if self._is_borne_out(queue.id, queue_offset, entry, None):
                 return None
         except CorruptRecord as damage:
-            return _Damage(damage.physical_offset, damage.reason)
+            return _Damage(damage.physical_offset, damage.reason, damage.was_taken_out)
         except (DoubtfulEntry, IndexError):
             pass
         return _Damage(place, reason)

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Collection
 from pathlib import PurePath
 
-import structlog
-
 from storage.clock import Clock
 from storage.errors import CorruptRecord, LogTakenAway
 from storage.files.segments import Segments
 from storage.files.vfs import Space, Vfs
+from storage.formats.record import to_message
+from storage.journal import leave_out, read_event
 from storage.local import group_offsets, recovery_reports
 from storage.local.checkpoint_file import CheckpointFile
 from storage.local.commit_log import CommitLog
@@ -27,8 +27,6 @@ from storage.local.snapshot_files import SnapshotFiles
 from storage.local.timer_files import TimerFolder
 from storage.message import OffsetRange, QueueId
 from storage.store import RecoveryReport, Snapshot
-
-log = structlog.get_logger()
 
 _QUEUE_FILES = 512  # open at once where the settings leave it to us
 
@@ -160,9 +158,11 @@ class StoreFiles:
             at = snapshot.positions[queue]
         for place in range(at, found.end):
             try:
-                self.offsets.apply(self.queue_check.repaired(found, place).body, place=place)
-            except CorruptRecord as damage:  # the commit before it counts: its messages are delivered again
-                log.error("committed_offset_damaged", log_offset=damage.physical_offset, reason=damage.reason)
+                record = self.queue_check.repaired(found, place)
+            except CorruptRecord as damage:
+                leave_out(queue, place, damage, may_leave_out=False)
+            else:
+                read_event(to_message(record), self.offsets.apply)
 
     def _close_all(self) -> None:
         while self._open:

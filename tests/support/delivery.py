@@ -157,12 +157,14 @@ def without_snapshot(disk: SimulatedDisk) -> None:
         disk.remove(path)
 
 
-def spoil(disk: SimulatedDisk, log_offset: int, *, segment_bytes: int = OPTIONS.segment_bytes) -> None:
-    """Flip a bit in the first byte of this record's body, on the disk itself."""
+def spoil(disk: SimulatedDisk, log_offset: int, *, found: bytes = b"", segment_bytes: int = OPTIONS.segment_bytes) -> None:
+    """Flip a bit in the first byte of this record's body, on the disk itself, or of the bytes that are `found` behind it."""
     base = log_offset - log_offset % segment_bytes
     file = disk.open(ROOT / "commitlog" / f"{base:020d}")
-    (byte,) = file.read(log_offset - base + _BODY_AT, 1)
-    file.write(log_offset - base + _BODY_AT, bytes([byte ^ 1]))
+    begin = log_offset - base + _BODY_AT
+    at = begin + file.read(begin, 1_000).index(found)
+    (byte,) = file.read(at, 1)
+    file.write(at, bytes([byte ^ 1]))
     file.sync()
 
 

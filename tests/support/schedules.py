@@ -77,8 +77,8 @@ async def a_house(world: World, *, options: LocalStoreOptions = OPTIONS, **given
     return house
 
 
-def in_house(*lives, down_ms: int = 1, **given) -> SimulatedDisk:
-    """Each life on the disk that the one before it left when it was killed."""
+def in_house(*lives, down_ms: int = 1, between=lambda disk: None, **given) -> SimulatedDisk:
+    """Each life on the disk that the one before it left when it was killed. `between`: done to the disk then."""
     disk, wall_ms = SimulatedDisk(), 1_800_000_000_000
     for number, life in enumerate(lives):
 
@@ -88,4 +88,5 @@ def in_house(*lives, down_ms: int = 1, **given) -> SimulatedDisk:
         with World(disk, number, wall_ms=wall_ms) as world:
             world.call(main(world))
         disk, wall_ms = world.disk.after_kill(), world.clock.wall_ms() + down_ms
+        between(disk)
     return disk

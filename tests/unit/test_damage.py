@@ -19,8 +19,10 @@ DEAD = QueueId(f"%DLQ%{GROUP}", 0)
 class Spoiled:
     """Records that lives of a house choose, and that are damaged before the next life."""
 
-    def __init__(self) -> None:
+    def __init__(self, found: bytes = b"") -> None:
+        """`found`: what is damaged behind the beginning of their bodies."""
         self.log_offsets: list[int] = []
+        self._found = found
 
     async def choose(self, house: House, queue: QueueId, *offsets: int) -> None:
         """And stop the house in order: then a start does not look at them."""
@@ -32,7 +34,7 @@ class Spoiled:
 
     def __call__(self, disk: SimulatedDisk) -> None:
         while self.log_offsets:
-            spoil(disk, self.log_offsets.pop())
+            spoil(disk, self.log_offsets.pop(), found=self._found)
 
 
 async def stubs(house: House) -> list[tuple[str, int]]:
@@ -94,6 +96,24 @@ def test_a_damaged_message_is_a_dead_letter_for_each_kind_of_group_and_the_other
         without_snapshot(disk)
 
     in_house(send, receive, after_a_kill, given=rules(**fields), between=between)
+
+
+@pytest.mark.parametrize(
+    ("subscriptions", "damaged"),
+    [(subscription("blue"), b"red"), (subscription("TAGS = 'blue'", "sql92"), b"")],
+    ids=["a tag", "sql92"],
+)
+def test_a_filter_does_not_pass_over_a_message_that_it_cannot_judge(subscriptions, damaged):
+    spoiled = Spoiled(damaged)
+
+    async def send(house: House) -> None:
+        await send_three(house, spoiled)
+
+    async def receive(house: House) -> None:
+        assert await house.receive() == []
+        assert (await house.position(), await stubs(house), await damaged_count(house)) == (3, [("damaged_orders_0_1", 0)], 1)
+
+    in_house(send, receive, given=rules(subscriptions=subscriptions), between=spoiled)
 
 
 def test_of_what_a_receive_had_taken_before_the_damage_nothing_is_lost_with_the_grant():

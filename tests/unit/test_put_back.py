@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from storage.errors import OffsetExpired, TransactionConflict, TransactionExpired, UnknownTransaction
+from storage.errors import CorruptRecord, OffsetExpired, TransactionConflict, TransactionExpired, UnknownTransaction
 from storage.files.simulated import SimulatedDisk
 from storage.formats import check_pass, properties
 from storage.local.local_store import LocalMessageStore
@@ -262,6 +262,9 @@ def test_a_damaged_half_message_is_set_aside_and_holds_up_no_later_drop_either()
         await house.fill()
 
     async def expired(house):
+        with pytest.raises(CorruptRecord):
+            await house.coordinator.commit("damaged")
+        assert "CorruptRecord" in house.coordinator.set_aside()["damaged"]
         await house.expire_all()
         (reason,) = house.coordinator.not_put_back().values()
         assert "CorruptRecord" in reason
@@ -272,7 +275,7 @@ def test_a_damaged_half_message_is_set_aside_and_holds_up_no_later_drop_either()
         await coordinator.commit("whole")
         assert await bodies(house.store, ORDERS) == [b"order"]
         await coordinator.rollback("damaged")
-        assert coordinator.not_put_back() == {}
+        assert coordinator.not_put_back() == coordinator.set_aside() == {}
 
     disk = in_lives(begun)
     first_segment = disk.open(ROOT / "commitlog" / "0".zfill(20))
@@ -280,6 +283,31 @@ def test_a_damaged_half_message_is_set_aside_and_holds_up_no_later_drop_either()
     first_segment.write(95, bytes([byte ^ 1]))
     first_segment.sync()
     in_lives(expired, disk=disk)
+
+
+@pytest.mark.parametrize("taken_out", [0, 1])
+def test_of_a_transaction_that_a_repair_took_a_message_from_nothing_can_be_published(taken_out):
+    async def life(house):
+        await house.begin("incomplete")
+        await house.begin("whole")
+        read = house.store.read
+
+        async def repaired(queue, queue_offset, *, max_messages, max_bytes):
+            if queue == HALF_QUEUE and queue_offset == taken_out:
+                raise CorruptRecord(None, 0, "a repair left it out", was_taken_out=True)
+            most = taken_out - queue_offset if queue == HALF_QUEUE and queue_offset < taken_out else max_messages
+            return await read(queue, queue_offset, max_messages=most, max_bytes=max_bytes)
+
+        house.store.read = repaired
+        coordinator = TransactionCoordinator(house.store, house.world.clock, house.world.identifiers, TransactionOptions())
+        await coordinator.start()
+
+        with pytest.raises(UnknownTransaction):
+            await coordinator.commit("incomplete")
+        await coordinator.commit("whole")
+        assert (await bodies(house.store, ORDERS), await bodies(house.store, EMAILS)) == ([b"order"], [b"email"])
+
+    in_lives(life)
 
 
 def test_the_history_tells_that_it_was_put_back():
