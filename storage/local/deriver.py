@@ -251,7 +251,8 @@ class Deriver:
                 Lane.FLUSH, lambda: self._checkpoint.note_queues(round_.stored_at_ms), lambda _: None, self._on_failure
             )  # fmt: skip
         if self._waiting:
-            if round_.is_thorough and self.backlog_bytes == 0:
+            # What was kept while this round was under way waits for the next one.
+            if round_.is_thorough and self.backlog_bytes == 0 and not self._kept:
                 self._finish(True)
             else:
                 self._begin(is_thorough=True)

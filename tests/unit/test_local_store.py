@@ -848,6 +848,28 @@ def test_a_start_that_finds_more_entries_than_memory_may_hold_writes_them_as_it_
     everything_is_there(in_world(main, disk), was_clean=False)
 
 
+def test_a_table_that_is_kept_while_another_round_is_under_way_is_on_disk_after_an_orderly_close():
+    """The last round of a close takes it along."""
+
+    async def write(world):
+        store = await open_with_orders(world, options(queue_flush_interval_ms=10, snapshot_interval_ms=20))
+        await store.append([message()])
+        deriver = store._deriver
+        async with asyncio.timeout(10):
+            while deriver.thorough_begun == deriver.thorough_ended:  # noqa: ASYNC110  # a round has no event of its own
+                await asyncio.sleep(0.000_01)
+        await store.save_snapshot("table", Snapshot((b"x",), {QUEUE: 1}))
+        await store.aclose()
+
+    async def read(world):
+        store = await open_with_orders(world, options())
+        found = await store.load_snapshot("table")
+        assert found is not None
+        assert bytes(found.data) == b"x"
+
+    in_world(read, disk=in_world(write))
+
+
 def test_a_snapshot_that_reflects_more_than_the_log_holds_is_not_given_back():
     async def main(world):
         store = await open_with_orders(world, options())
