@@ -26,7 +26,7 @@ _ON_THE_LOOP_STEPS = 100_000  # at most 0.4 µs each, most of them 0.02: 40 ms
 _ALL_ERRORS_STEPS = 3_000  # beyond this only the first error is worked out: each takes 14 µs
 _COUNTED_BYTES = 256 << 10  # the levels of a longer document are not counted on the event loop
 _MAX_ERRORS = 50  # of one message; the first ones tell enough
-_MAX_PATTERN_BYTES = 1 << 20  # of one pattern, compiled
+_MAX_PATTERN_BYTES = 4 << 20  # of one pattern, compiled
 _MAX_SHOWN = 500
 _MASK = "the value"  # a problem gives the reason and not what was sent
 

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 MAX_PLACES = 50_000
 MAX_UNFOLDED = 100_000
-MAX_PATTERNS = 50_000  # characters of all patterns, with what is repeated written out
+MAX_PATTERNS = 80_000  # what all patterns cost to compile, a character with its repetitions written out as 1: 30 to 70 ms
 
 # Keywords with schemas for the same value, and for its parts: one schema, a list of them, a map of them.
 _SAME = (("not", "if", "then", "else"), ("allOf", "anyOf", "oneOf"), ("dependentSchemas", "dependencies"))
@@ -38,6 +38,9 @@ _REFERENCES_ELSEWHERE = ("$dynamicRef", "$recursiveRef")
 _TEXT_KEYWORDS = {"format": 4, "uniqueItems": 2, "multipleOf": 1}
 _PATTERN_STEP = 64  # characters of a pattern that cost about as much as another keyword
 _UNICODE_CLASS = 50  # \p{L} stands for hundreds of ranges
+_COMPILED_UNICODE_CLASS = 1_500
+_EACH_PATTERN = 100  # to compile, before its first character
+_COMPILED_WIDE_CLASS = 20  # . and \S, say: all of Unicode but little
 _LONGEST_PATTERN = 10**9
 
 
@@ -73,14 +76,17 @@ def measure(schema: dict[str, Any] | bool) -> SchemaSize:
     is_known, patterns = True, 0
     anchors: dict[str, Any] = {}
     for node in _objects(schema):
-        patterns += sum(map(pattern_length, _patterns(node)))
+        patterns += sum(_EACH_PATTERN + pattern_cost(pattern) for pattern in _patterns(node))
         is_known &= not any(name in node for name in _REFERENCES_ELSEWHERE)
         is_known &= node is schema or not any(isinstance(node.get(name), str) for name in ("$id", "id"))  # another base
         for name in ("$anchor", "$dynamicAnchor"):
             if isinstance(node.get(name), str):
                 is_known &= anchors.setdefault(node[name], node) is node
     if patterns > MAX_PATTERNS:
-        raise SchemaTooLarge(f"its patterns take more than {MAX_PATTERNS} characters, repeated parts written out")
+        raise SchemaTooLarge(
+            f"its patterns have more than {MAX_PATTERNS} characters with repetitions written out,"
+            f" {_COMPILED_WIDE_CLASS} for a dot and {_COMPILED_UNICODE_CLASS:,} for a class as \\p{{L}}"
+        )
     graph = _Graph(schema, anchors)
     size = graph.size(schema, graph.visit(schema))
     return size._replace(is_known=size.is_known and is_known)
@@ -189,6 +195,15 @@ class _Graph:
 
 def pattern_length(pattern: str) -> int:
     """How many characters a regular expression has where each repeated part is written as often as it may be repeated."""
+    return _written_out(pattern, unicode_class=_UNICODE_CLASS, wide_class=0)
+
+
+def pattern_cost(pattern: str) -> int:
+    """The same with the classes that take long to compile counted for what they take."""
+    return _written_out(pattern, unicode_class=_COMPILED_UNICODE_CLASS, wide_class=_COMPILED_WIDE_CLASS)
+
+
+def _written_out(pattern: str, *, unicode_class: int, wide_class: int) -> int:
     sums = [0]  # of each open group
     last = 0  # the length of what a repetition would repeat
     for token in _TOKEN.finditer(pattern):
@@ -204,13 +219,17 @@ def pattern_length(pattern: str) -> int:
             sums[-1] += last * (times - 1)
             last *= times
         else:
-            last = len(text) + _UNICODE_CLASS * (text.count("\\p") + text.count("\\P"))
+            last = len(text) + unicode_class * len(_UNICODE_CLASSES.findall(text))
+            if text == "." or text.startswith("[^") or _WIDE_CLASSES.search(text):
+                last += wide_class
             sums[-1] += last
         if sums[-1] > _LONGEST_PATTERN:
             return _LONGEST_PATTERN
     return sum(sums)
 
 
+_UNICODE_CLASSES = re.compile(r"\\[pP]")
+_WIDE_CLASSES = re.compile(r"\\[DSWs]")
 _TOKEN = re.compile(
     r"\{(?P<times>\d{1,9})(?:,(?P<up_to>\d{0,9}))?\}|\\[pP](?:\{[^}]*\}|.)|\\.|\[(?:\\.|[^\\\]])*\]|.", re.DOTALL
 )

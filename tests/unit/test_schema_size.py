@@ -34,8 +34,12 @@ TOO_LARGE = {
     "leads to itself by another": {"not": {"$ref": "#/$defs/b"}, "$defs": {"b": {"if": ANY}}},
     "leads to itself by an anchor": {"$defs": {"a": {"$anchor": "here", "allOf": [{"$ref": "#here"}]}}, "$ref": "#here"},
     "leads to itself by its own name": {"$id": "https://a.example/s", "allOf": [{"$ref": "https://a.example/s#"}]},
-    "many and long patterns": {"allOf": [{"pattern": "^[a-z]{1000}$"}] * 20},
+    "many and long patterns": {"allOf": [{"pattern": "^[a-z]{1000}$"}] * 40},
     "a pattern repeated in itself": {"pattern": "((a{100}){100}){100}"},
+    "many classes of Unicode": {"allOf": [{"pattern": r"\p{L}\p{N}"}] * 50},
+    "many patterns": {"allOf": [{"pattern": f"a{number}"} for number in range(1_000)]},
+    "many dots": {"pattern": "^.{8000}$"},
+    "many classes of almost all": {"pattern": r"^([^a]\S\W\D){1000}$"},
     "a pattern of names": {"patternProperties": {"(a{300}){300}": {}}},
 }  # fmt: skip
 
@@ -61,7 +65,11 @@ HONEST = {
     "a long list": {"enum": list(range(5_000))},
     "many fields": {"properties": {f"field-{number}": {"type": "string", "maxLength": 9} for number in range(1_000)}},
     "usual patterns": {
-        "allOf": [{"pattern": "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"}, {"pattern": r"^\p{L}{1,50}$"}]
+        "allOf": [
+            {"pattern": "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"},
+            {"pattern": r"^\p{L}{1,50}$"},
+            {"maxLength": 9},
+        ]
     },
 }
 
