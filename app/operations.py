@@ -188,7 +188,7 @@ async def answer(request: Request, handler: Handler, *parameters: Any, limit: Bo
     """Let the handler answer this request. `limit`: of its body, asked before it is read, with the services and parameters."""
     services: Services = request.app.state.get_services()
     with _under_pressure(request, services):
-        body = await (request.body() if limit is None else _read_within(request, limit(services, *parameters)))
+        body = await _read(request, None if limit is None else limit(services, *parameters))
         call = _call(request, services, _query(request), body)
         reply = await until_checked(lambda: handler(services, call, *parameters))
     if isinstance(reply, FileReply):
@@ -201,17 +201,19 @@ async def answer(request: Request, handler: Handler, *parameters: Any, limit: Bo
     return Response(reply.body, reply.status, reply.headers, reply.media_type)
 
 
-async def _read_within(request: Request, limit: RequestLimit) -> bytes:
-    """The body. Raises MessageTooLarge: by its Content-Length before any of it has come."""
+async def _read(request: Request, limit: RequestLimit | None) -> bytes:
+    """The body, in one buffer that grows: pieces of it would be many small objects. Raises MessageTooLarge, by its
+    Content-Length before any of it has come.
+    """
     headers = request.scope[HEADERS]
     length = headers.get("content-length", "0")
-    is_plain = headers.get("content-encoding", "identity").lower() == "identity"
-    if is_plain and length.isdigit():
+    if limit is not None and length.isdigit() and headers.get("content-encoding", "identity").lower() == "identity":
         _check_length(int(length), limit)
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        _check_length(len(body), limit)
+        if limit is not None:
+            _check_length(len(body), limit)
     return bytes(body)
 
 
@@ -246,6 +248,8 @@ def _under_pressure(request: Request, services: Services) -> Iterator[None]:
             raise
         refusal = as_refusal(error)
         refusal.headers |= services.pressure_header()
+        if refusal is error:  # as its own cause it would keep the request's body until the next full garbage collection
+            raise
         raise refusal from error
 
 

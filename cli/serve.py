@@ -1,6 +1,7 @@
 """`escrowmq serve`: the service as a process, with its signals and its exit status."""
 
 import asyncio
+import ctypes
 import gc
 import os
 import socket
@@ -25,6 +26,11 @@ from storage.local.options import FlushPolicy
 
 _BACKLOG = 2048
 _SHORT_KEY = 16  # characters; a shorter one can be guessed by trying
+
+# glibc's mallopt: buffers of request bodies are mappings of their own, which go back to the system at once. In the heap they
+# leave holes: after 200 unfinished gzip bodies under a budget of 256 MiB, 461 MiB stayed resident, and so 158 (idle: 113).
+_M_TRIM_THRESHOLD, _TRIM_BYTES = -1, 1 << 20
+_M_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 64 << 10
 
 log = structlog.get_logger()
 
@@ -68,6 +74,7 @@ class _Server(uvicorn.Server):
 def run(settings: Settings) -> int:
     """Serve until told to stop; the exit status."""
     os.umask(0o077)
+    _give_memory_back()
     readable = settings.log_format == "console" or (settings.dev and not settings.log_format)
     configure_logging(level=settings.log_level, readable=readable)
     soft, limit = raise_limit()
@@ -109,6 +116,14 @@ def run(settings: Settings) -> int:
     gc.enable()
     _Server(config, wiring, connections).run(sockets=[listener])
     return wiring.exit_code
+
+
+def _give_memory_back() -> None:
+    """Have the C library return the memory of large buffers; other libraries than glibc do so by themselves."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
 
 
 def _leave_alone_what_is_loaded() -> None:
