@@ -26,6 +26,7 @@ MAX_DEPTH = 128
 MAX_VALUES = 100_000  # to build them takes some 20 ms in one call of msgspec
 
 encode = msgspec.json.encode
+_decode_any = msgspec.json.Decoder().decode
 
 _PLACE = re.compile(r" - at `(?P<key>key` in `)?\$(?P<path>[^`]*)`$")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
@@ -59,7 +60,8 @@ _CODES: tuple[tuple[str, str], ...] = (
 
 def decode(decoder: msgspec.json.Decoder[T], raw: bytes, *, max_values: int = MAX_VALUES) -> T:
     """The body, or a Refusal: malformed_request where it is no JSON, validation_failed where a field is wrong."""
-    check_values(raw, max_values)
+    if len(raw) > max_values:
+        check_values(raw, max_values)
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
@@ -83,8 +85,8 @@ def read_json(raw: bytes, *, depth: int = 0) -> Any:
     Raises Refusal malformed_request. The caller sees to it that the values are not too many for the event loop.
     """
     check_depth(raw, depth)
-    value = _parsed(msgspec.json.decode, raw)
-    if _LONG_NUMBER in raw.translate(_ZEROS):
+    value = _parsed(_decode_any, raw)
+    if len(raw) >= len(_LONG_NUMBER) and _LONG_NUMBER in raw.translate(_ZEROS):
         _check_numbers(raw)
     return value
 
@@ -190,8 +192,6 @@ def escape(name: str) -> str:
 
 def check_values(text: bytes, limit: int) -> None:
     """Raise Refusal body_too_large where JSON has more values than `limit`. A list or object counts as one more."""
-    if len(text) <= limit:
-        return
     pieces = range(0, len(text), _PIECE_BYTES)
     if sum([_separators(text[start : start + _PIECE_BYTES]) for start in pieces]) < limit:
         return
