@@ -523,7 +523,7 @@ def routes() -> Iterator[Case]:
         yield Case(f"GET {path}", "GET", path, status=404, code="route_not_found")
     for method, path in (
         ("DELETE", "/v1/topics"),
-        ("PUT", "/v1/topics/{topic}"),
+        ("POST", "/v1/topics/{topic}"),
         ("PUT", "/v1/transactions"),
         ("GET", "/v1/transactions/{open}/commit"),
         ("GET", "/v1/groups/billing/receive"),
