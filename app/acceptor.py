@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 
 class Acceptor:
-    """The event loop's, from `start` to `stop`."""
+    """Accepts connections from `start` to `stop`. Event loop only."""
 
     def __init__(
         self, listener: socket.socket, connections: Connections, make_protocol: Callable[[], asyncio.Protocol], *, backlog: int

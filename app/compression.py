@@ -16,7 +16,7 @@ from app.problems import Refusal, too_large
 
 _GZIP = 16 + zlib.MAX_WBITS  # with gzip's head and checksum
 _PIECE_BYTES = 64 << 10
-_FREE_BYTES = 256 << 10  # of a body that may have any ratio: a short one can hurt nobody
+_FREE_BYTES = 256 << 10  # of a body for which the ratio is not checked: a short one does no harm
 _MIN_BYTES = 8 << 10  # a shorter answer is a few packets, compressed or not
 _ON_THE_LOOP_BYTES = 128 << 10  # compressed in less than a millisecond; a longer answer is compressed on a thread
 _COMPRESSED_TYPES = ("application/json", "application/problem+json")

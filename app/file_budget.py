@@ -34,7 +34,7 @@ class Budget(NamedTuple):
 
 
 def plan(settings: Settings, limit: int) -> Budget:
-    """What the service needs beside its connections. Pure."""
+    """Plan the descriptors that the service needs beside its connections. Pure."""
     local = settings.local
     held = local.most_held_segments
     return Budget(

@@ -189,7 +189,7 @@ class Wiring:
         return _well_or_not(self._loops.failing("store"))
 
     def _scrub_check(self) -> str:
-        """Damage of the old log takes nobody's requests away: every other message is served."""
+        """Say whether the old log is damaged. Damage does not make the service unready: every other message is served."""
         count = 0 if self._store is None else len(self._store.scrub_status().findings)
         return f"the old log is damaged in {count} places, see GET /v1/admin/store" if count else "ok"
 

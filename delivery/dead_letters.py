@@ -319,7 +319,7 @@ class DeadLetters:
             await asyncio.sleep(0)
 
     def _unreadable(self, group: str, queue_offset: int, damage: CorruptRecord) -> StoredMessage:
-        """What is listed for a dead letter whose own record is damaged: it cannot be redriven either."""
+        """The entry listed for a dead letter whose own record is damaged; it cannot be redriven either."""
         queue, reason = retry_message.dead_letter_queue(group), f"the record of the dead letter is damaged: {damage.reason}"
         log.error("dead_letter_damaged", queue=str(queue), queue_offset=queue_offset, reason=str(damage))
         now_ms = self._clock.wall_ms()

@@ -126,7 +126,7 @@ def stub(group: str, place: Origin, *, attempts: int, reason: str, log_offset: i
 
 
 def unreadable_dead_letter(group: str, queue_offset: int, *, reason: str, log_offset: int | None, now_ms: int) -> StoredMessage:
-    """What is listed in the place of a dead letter whose own record is damaged."""
+    """The entry listed in place of a dead letter whose own record is damaged."""
     place = Origin(dead_letter_queue(group), queue_offset)
     shown = stub(group, place, attempts=0, reason=reason, log_offset=log_offset, now_ms=now_ms)
     fields = {name: getattr(shown, name) for name in shown.__struct_fields__}

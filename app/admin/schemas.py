@@ -156,7 +156,7 @@ class SyncedState(msgspec.Struct, kw_only=True):
 
 
 class StartView(msgspec.Struct, kw_only=True):
-    """What a start found, and did about it."""
+    """The findings of a start, and what it did about them."""
 
     started_at: Timestamp
     was_clean: Annotated[bool, Meta(description="The stop before was in order, or the store was new: nothing to recover.")]
@@ -177,7 +177,7 @@ class StartView(msgspec.Struct, kw_only=True):
 
 
 class RecoveryView(StartView, kw_only=True):
-    """What the last start found, and did about it."""
+    """The findings of the last start, and what it did about them."""
 
     earlier: Annotated[list[StartView], Meta(description="Reports of the starts before, newest first.")]
 

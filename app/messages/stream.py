@@ -341,7 +341,7 @@ class _Stream:
         return appended()
 
     async def _begin_once(self, line: _Line) -> BatchResult | tuple[Message, Awaitable[list[Appended]]]:
-        """What became of the line before, or the append that has begun. Raises Refusal, MessagingError, ChecksPending."""
+        """Result of the line before, or the append that has begun. Raises Refusal, MessagingError, ChecksPending."""
         services, topic = self._services, self._topic
         request = KeyedRequest(f"sendMessageStream {topic.name}", f"{self._key} {line.id}", line.print)
         message_id = services.identifiers.new("msg")

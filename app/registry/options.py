@@ -7,7 +7,7 @@ from storage.errors import LimitReached
 
 @dataclass(frozen=True, kw_only=True)
 class LimitOptions:
-    """What exists already stays when a limit is lowered."""
+    """Limits on what clients create. Lowering one removes nothing that exists."""
 
     max_topics: int = 10_000
     max_queues: int = 65_536  # of all topics, about 500 bytes each; those of deleted topics count whose offsets are remembered

@@ -68,7 +68,7 @@ class Topic:
         self.adopt(settings, payload_schema, revision=revision)
 
     def adopt(self, settings: TopicSettings, payload_schema: PayloadSchema | RefusedSchema | None, *, revision: int) -> None:
-        """These settings from now on, for whoever holds this topic. `payload_schema`: the schema that is enforced."""
+        """Replace the settings of this topic, for every holder of the object. `payload_schema`: the schema that is enforced."""
         self.payload_schema = payload_schema
         self.settings = settings
         self.revision = revision

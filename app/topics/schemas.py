@@ -136,7 +136,7 @@ class DeleteTopicQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
 
 
 class TopicUse(msgspec.Struct, kw_only=True):
-    """What a topic has, and the numbers of what names it."""
+    """A topic's queues and messages, and the counts of what refers to it."""
 
     topic: str
     queues: int
