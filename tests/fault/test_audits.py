@@ -3,7 +3,6 @@
 The bytes that the audit takes for the log are those that a start keeps, and its verdicts are those of the plain checker.
 """
 
-import os
 from pathlib import Path
 from random import Random
 
@@ -21,16 +20,16 @@ from audit.walk import What
 from storage.errors import CorruptRecord
 from storage.files.simulated import SimulatedDisk
 from tests.fault import chain
+from tests.fault.campaign_size import sized
 from tests.fault.chain import Memory
 from tests.support import plain_audit
 from tests.support.simulation import ROOT, World
 
 pytestmark = pytest.mark.faults
 
-FULL = os.environ.get("FAULTS") == "full"
-READ = 1_000 if FULL else 150  # stores whose records are compared, without Spark
-JUDGED = 500 if FULL else 20  # stores whose verdicts are
-CHECKED = 60 if FULL else 2
+READ = sized(ci=60, full=1_000)  # stores whose records are compared, without Spark
+JUDGED = sized(ci=8, full=500)  # stores whose verdicts are
+CHECKED = sized(ci=1, full=60)
 SPOILED_EACH = 4  # of the stores that are judged, one in so many
 
 

@@ -1,17 +1,15 @@
 """C12: whatever the network does between clients and the service, nothing is lost and nothing is done twice."""
 
-import os
-
 import pytest
 
 from tests.fault.broken_network import ASKERS, SENDERS, Campaign
+from tests.fault.campaign_size import sized
 from tests.support.fault_proxy import Fault
 from tests.support.server import Server
 
 pytestmark = pytest.mark.faults
 
-FULL = os.environ.get("FAULTS") == "full"
-SHARDS = 60 if FULL else 2
+SHARDS = sized(ci=1, full=60)
 STEPS = 45
 
 

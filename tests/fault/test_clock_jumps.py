@@ -1,15 +1,14 @@
 """C11: the wall clock jumps under a service that works."""
 
-import os
-
 import pytest
 
+from tests.fault.campaign_size import sized
 from tests.fault.clock_jumps import ANSWERS_BETWEEN_JUMPS, JUMPS_MS, Campaign
 from tests.support.moved_clock import MovedClockServer
 
 pytestmark = pytest.mark.faults
 
-JUMPS = len(JUMPS_MS) * {"ci": 8, "full": 200}[os.environ.get("FAULTS", "ci")]
+JUMPS = len(JUMPS_MS) * sized(ci=3, full=200)
 
 
 def test_a_clock_that_jumps_under_load_loses_doubles_and_hastens_nothing(tmp_path):

@@ -3,7 +3,6 @@
 The files of a kind are independent of each other, so one life meets a flip in each of them.
 """
 
-import os
 from collections.abc import Iterator
 from itertools import count
 from pathlib import PurePath
@@ -12,11 +11,10 @@ from random import Random
 import pytest
 
 from storage.formats.queue_entry import ENTRY_BYTES
+from tests.fault.campaign_size import FULL
 from tests.fault.derived_damage import Files, answers, derived_files, differences, flipped, sound_store
 
 pytestmark = pytest.mark.faults
-
-FULL = os.environ.get("FAULTS") == "full"
 
 Flip = tuple[PurePath, int, int]
 

@@ -12,12 +12,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.fault.campaign_size import sized
 from tests.support.http import assert_problem, ok, until
 from tests.support.server import Server
 
 pytestmark = pytest.mark.faults
 
-ROUNDS = 20 if os.environ.get("FAULTS") == "full" else 2
+ROUNDS = sized(ci=1, full=20)
 ENVIRONMENT = {"ESCROWMQ_LOCAL__SEGMENT_BYTES": str(1 << 20), "ESCROWMQ_LOCAL__PREPARE_AHEAD_BYTES": str(64 << 10)}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.fault.campaign_size import sized
 from tests.fault.hostile_receivers import HostileReceivers
 from tests.support.http import ok, until
 from tests.support.receiver import Receiver, decide
@@ -15,7 +16,7 @@ from tests.support.server import Server
 
 pytestmark = pytest.mark.faults
 
-SECONDS = {"ci": 60, "full": 1_800}[os.environ.get("FAULTS", "ci")]
+SECONDS = sized(ci=20, full=1_800)
 TRANSACTIONS_EACH = 6
 CHECK = {"first_after_ms": 10, "interval_ms": 200, "max_answers": 3}
 CONCURRENCY = 4  # of a host

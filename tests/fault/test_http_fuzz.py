@@ -5,7 +5,6 @@ bytes of honest requests. At the end of the second one the books are balanced: w
 """
 
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from app.problems import PROBLEMS
+from tests.fault.campaign_size import sized
 from tests.fault.spoiled_bytes import ENVIRONMENT, Fuzzer
 from tests.support import report_program
 from tests.support.http import ok, until
@@ -35,14 +35,13 @@ from tests.support.server import Server
 
 pytestmark = pytest.mark.faults
 
-FULL = os.environ.get("FAULTS") == "full"
 DOCUMENT = json.loads((Path(__file__).parents[2] / "openapi" / "openapi.json").read_text("utf-8"))
 OPERATIONS = {operation["operationId"]: operation for path in DOCUMENT["paths"].values() for operation in path.values()}
-CASES = 250 if FULL else 30  # of each operation
+CASES = sized(ci=15, full=250)  # of each operation
 HONEST_CASES = CASES // 5  # of each operation and thing that exists, on top of them
-MOST_ROUNDS = 10  # of them, where nothing was taken in the first
+MOST_ROUNDS = 20  # of them, where nothing was taken in the first
 HOW = {"database": None, "deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
-SPOILED = 50_000 if FULL else 2_000
+SPOILED = sized(ci=1_000, full=50_000)
 SPOILED_SHARDS = 2
 
 # What exists, so that not every request ends with a 404; anything else is made up.

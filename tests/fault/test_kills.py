@@ -1,6 +1,5 @@
 """C5: kill -9 under load, of the store alone and of the whole service: nothing is lost, nothing rolled back is seen."""
 
-import os
 import re
 import subprocess
 import sys
@@ -8,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.fault.campaign_size import sized
 from tests.fault.kill_service import Campaign
 from tests.support.server import Server
 
 pytestmark = pytest.mark.faults
 
-FULL = os.environ.get("FAULTS") == "full"
-STORE_CYCLES = 20_000 if FULL else 1_000
+STORE_CYCLES = sized(ci=300, full=20_000)
 STORE_SHARDS = 20
-SERVICE_CYCLES = 2_000 if FULL else 50
+SERVICE_CYCLES = sized(ci=20, full=2_000)
 SERVICE_SHARDS = 2
-KILLS_BETWEEN = 50 if FULL else 3  # at each failpoint
+KILLS_BETWEEN = sized(ci=1, full=50)  # at each failpoint
 REPOSITORY = Path(__file__).parents[2]
 
 

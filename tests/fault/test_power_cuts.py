@@ -1,15 +1,14 @@
 """C1: the real store and the real coordinator on a disk that loses power, is killed and closes, thousands of times."""
 
-import os
-
 import pytest
 
+from tests.fault.campaign_size import sized
 from tests.fault.chain import run_chain
 
 pytestmark = pytest.mark.faults
 
 LIVES = 8
-CHAINS = {"ci": 4_000, "full": 200_000}[os.environ.get("FAULTS", "ci")]  # five cuts each
+CHAINS = sized(ci=1_200, full=200_000)  # five cuts each
 SHARDS = 40
 
 

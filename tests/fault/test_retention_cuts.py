@@ -1,14 +1,13 @@
 """C10: the power goes at each operation of dropping segments and writing again what must outlive them."""
 
-import os
-
 import pytest
 
+from tests.fault.campaign_size import sized
 from tests.fault.retention_cuts import count_operations, expired_store, problems_of_cut
 
 pytestmark = pytest.mark.faults
 
-SEEDS = {"ci": 1, "full": 30}[os.environ.get("FAULTS", "ci")]
+SEEDS = sized(ci=1, full=30)
 
 
 @pytest.mark.parametrize("seed", range(1, SEEDS + 1))

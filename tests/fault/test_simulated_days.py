@@ -1,14 +1,13 @@
 """C10: days of all timers on a virtual clock that jumps: nothing early, lost or twice, nobody forgotten, no loop that spins."""
 
-import os
-
 import pytest
 
+from tests.fault.campaign_size import sized
 from tests.fault.simulated_day import DAY_SECONDS, Day
 
 pytestmark = pytest.mark.faults
 
-DAYS = {"ci": 50, "full": 2_000}[os.environ.get("FAULTS", "ci")]
+DAYS = sized(ci=25, full=2_000)
 SHARDS = 25
 _MOST_TURNS_A_SECOND = 10
 

@@ -1,6 +1,5 @@
 """C9: transactions against a plain model, with concurrent decisions, checks, clock jumps, kills and power cuts."""
 
-import os
 from collections import Counter
 from typing import ClassVar
 
@@ -8,16 +7,17 @@ import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.fault.campaign_size import sized
 from tests.fault.decide_over_http import Campaign
 from tests.fault.transaction_machine import TransactionMachine
 from tests.support.server import Server
 
 pytestmark = pytest.mark.faults
 
-EXAMPLES = {"ci": 2_000, "full": 100_000}[os.environ.get("FAULTS", "ci")]
+EXAMPLES = sized(ci=600, full=100_000)
 STEPS = 50
 SHARDS = 20
-TRANSACTIONS = {"ci": 20_000, "full": 1_000_000}[os.environ.get("FAULTS", "ci")]
+TRANSACTIONS = sized(ci=6_000, full=1_000_000)
 TRANSACTION_SHARDS = 4
 KILLS = 4  # of the service, in each shard
 
