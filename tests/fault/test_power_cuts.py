@@ -8,8 +8,8 @@ from tests.fault.chain import run_chain
 pytestmark = pytest.mark.faults
 
 LIVES = 8
-CHAINS = sized(ci=1_200, full=200_000)  # five cuts each
-SHARDS = 40
+CHAINS = sized(ci=600, full=200_000)  # five cuts each
+SHARDS = 20
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.faults
 
 EXAMPLES = sized(ci=600, full=100_000)
 STEPS = 50
-SHARDS = 20
+SHARDS = sized(ci=6, full=20)
 TRANSACTIONS = sized(ci=6_000, full=1_000_000)
 TRANSACTION_SHARDS = 4
 KILLS = 4  # of the service, in each shard
