@@ -34,7 +34,7 @@ Name = Annotated[str, Path(description="The producer group's name.")]
         body_is_optional=True,
         answers={201: ProducerGroup, 200: ProducerGroup},
         headers=[IF_MATCH],
-        problems=["reserved_topic", "revision_mismatch", "check_url_refused", "storage_full"],
+        problems=["check_conflict", "reserved_topic", "revision_mismatch", "check_url_refused", "storage_full"],
     ),
 )
 async def put_producer_group(producer_group: Name, request: Request) -> Response:

@@ -7,7 +7,7 @@ from msgspec import UNSET
 
 from app import codec
 from app.exchange import Call, Reply, reply
-from app.problems import Refusal, as_refusal, document, invalid_field
+from app.problems import Refusal, as_refusal, differs, document, invalid_field
 from app.producer_groups.schemas import (
     AnswerInput,
     AnswerResult,
@@ -43,10 +43,18 @@ _CONCURRENCY = 4
 
 async def put(services: Services, call: Call, name: str) -> Reply:
     services.producer_groups.check_name(name)
-    settings = _webhook_settings(await call.decode(_group_decoder))
-    if settings is not None:
-        await services.webhooks.check_url(settings.check_url)
-    group, is_new, has_new_secret = await services.producer_groups.put(name, settings, check=call.check_if_match)
+    given = await call.decode(_group_decoder)
+    if given.check_url is not UNSET:
+        await services.webhooks.check_url(given.check_url)
+
+    def new_settings(known: registry.ProducerGroup | None) -> registry.WebhookSettings | None:
+        call.check_if_match(None if known is None else known.revision)
+        if known is None or known.webhook is None or "if-match" in call.headers:
+            return _webhook_settings(given, None)
+        _check_conflicts(given, known.webhook.settings)
+        return _webhook_settings(given, known.webhook.settings)
+
+    group, is_new, has_new_secret = await services.producer_groups.put(name, new_settings)
     return _answer_with(services, group, status=201 if is_new else 200, shows_secret=has_new_secret)
 
 
@@ -130,12 +138,18 @@ async def _answer(services: Services, name: str, given: AnswerInput) -> AnswerRe
     return AnswerResult(check_id=given.check_id, status=200, state=transaction.state.value)
 
 
-def _webhook_settings(given: ProducerGroupInput) -> registry.WebhookSettings | None:
-    if given.check_mode == "poll":
+def _webhook_settings(given: ProducerGroupInput, old: registry.WebhookSettings | None) -> registry.WebhookSettings | None:
+    """The settings with the fields that are given; None for checks by poll. Raises Refusal."""
+    is_polled = given.check_mode == "poll" if given.check_mode is not UNSET else old is None
+    if is_polled:
         for field in ("check_url", "timeout_ms", "concurrency"):
             if getattr(given, field) is not UNSET:
                 raise invalid_field(f"/{field}", "not_allowed", f"{field} goes with check_mode webhook")
         return None
+    if old is not None:
+        fields = {name: value for name, value in msgspec.structs.asdict(given).items() if value is not UNSET}
+        fields.pop("check_mode", None)
+        return msgspec.structs.replace(old, **fields)
     if given.check_url is UNSET:
         raise invalid_field("/check_url", "missing", "check_mode webhook needs a check_url")
     return registry.WebhookSettings(
@@ -143,6 +157,17 @@ def _webhook_settings(given: ProducerGroupInput) -> registry.WebhookSettings | N
         timeout_ms=_TIMEOUT_MS if given.timeout_ms is UNSET else given.timeout_ms,
         concurrency=_CONCURRENCY if given.concurrency is UNSET else given.concurrency,
     )
+
+
+def _check_conflicts(given: ProducerGroupInput, old: registry.WebhookSettings) -> None:
+    """Raise Refusal where the request would send the checks of the group to another place, or give up its secret."""
+    conflicts = []
+    if given.check_mode == "poll":
+        conflicts.append(differs("/check_mode", "webhook", "poll", code="check_conflict"))
+    if given.check_url not in (UNSET, old.check_url):
+        conflicts.append(differs("/check_url", old.check_url, given.check_url, code="check_conflict"))
+    if conflicts:
+        raise Refusal("check_conflict", "without If-Match a PUT does not change where checks are sent", errors=conflicts)
 
 
 def _answer_with(services: Services, group: registry.ProducerGroup, *, status: int = 200, shows_secret: bool = False) -> Reply:

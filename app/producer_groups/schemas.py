@@ -10,20 +10,30 @@ from app.problems import Problem
 
 
 class ProducerGroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """How the group is asked about its transactions. All but check_mode goes with `webhook`."""
+    """How the group is asked about its transactions. All but check_mode goes with `webhook`.
 
-    check_mode: Literal["poll", "webhook"] = "poll"
+    A field that is left out keeps its value; in a new group, and with `If-Match`, it gets its default.
+    """
+
+    check_mode: Annotated[Literal["poll", "webhook"], Meta(description="Default: poll.")] | UnsetType = UNSET
     check_url: (
         Annotated[str, Meta(min_length=1, max_length=2_048, description="Where checks are sent: https, public, port 443.")]
         | UnsetType
     ) = UNSET
     timeout_ms: (
-        Annotated[int, Meta(ge=1, le=60_000, description="For one try, from the lookup of the name to the last byte; 15000.")]
+        Annotated[
+            int, Meta(ge=1, le=60_000, description="For one try, from the lookup of the name to the last byte. Default: 15000.")
+        ]
         | UnsetType
     ) = UNSET
     concurrency: (
         Annotated[
-            int, Meta(ge=1, le=1_000, description="A check is sent while its host has fewer under way, of whichever group; 4.")
+            int,
+            Meta(
+                ge=1,
+                le=1_000,
+                description="A check is sent while its host has fewer under way, of whichever group. Default: 4.",
+            ),
         ]
         | UnsetType
     ) = UNSET

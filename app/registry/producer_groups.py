@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
+import structlog
 from pydantic import SecretStr
 from sqlalchemy import Connection, insert, select, update
 
@@ -16,6 +17,8 @@ from app.registry.vault import Vault
 from client.webhooks import new_secret
 from storage.clock import Clock
 from storage.errors import UnknownProducerGroup
+
+log = structlog.get_logger()
 
 
 class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,16 +110,17 @@ class ProducerGroups:
             return await self._create(name, None), True
 
     async def put(
-        self, name: str, settings: WebhookSettings | None, *, check: Callable[[int | None], None]
+        self, name: str, new_settings: Callable[[ProducerGroup | None], WebhookSettings | None]
     ) -> tuple[ProducerGroup, bool, bool]:
-        """(the group, was it made now, has it a new secret). `settings`: None for checks by poll. Raises as `find`.
+        """Create or change a group; (the group, was it created now, has it a new secret). Raises as `find`.
 
-        `check` is told the revision that is to be changed, None where there is none, and may refuse by raising.
+        `new_settings` gets the group as it is, None where it does not exist, and may refuse by raising; it returns None for
+        checks by poll.
         """
         self.check_name(name)
         async with self._changing:
             known = self._groups.get(name)
-            check(None if known is None else known.revision)
+            settings = new_settings(known)
             old = None if known is None else known.webhook
             if settings is None:
                 new = None
@@ -183,6 +187,8 @@ class ProducerGroups:
 
         await self._database.run(save)
         self._groups[group.producer_group] = changed
+        fields = _differing(group.webhook, webhook)
+        log.info("producer_group_changed", producer_group=group.producer_group, revision=changed.revision, fields=fields)
         return changed
 
     def _to_row(self, group: ProducerGroup) -> dict[str, Any]:
@@ -206,6 +212,15 @@ class ProducerGroups:
             revision=row["revision"],
             webhook=webhook,
         )
+
+
+def _differing(old: Webhook | None, new: Webhook | None) -> list[str]:
+    """Names of the fields that differ. A URL may hold a secret, so the values are not logged."""
+    before, after = (
+        {} if webhook is None else {**msgspec.structs.asdict(webhook), **msgspec.structs.asdict(webhook.settings)}
+        for webhook in (old, new)
+    )
+    return sorted(name for name in before | after if name != "settings" and before.get(name) != after.get(name))
 
 
 def _columns(group: ProducerGroup, vault: Vault) -> Iterator[tuple[str, Any]]:

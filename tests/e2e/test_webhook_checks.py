@@ -62,7 +62,7 @@ def shop(api, request) -> Iterator[Shop]:
     with Receiver(lambda _: decide("commit")) as receiver:
         shop = Shop(api, receiver, re.sub(r"[^a-z0-9_]+", "-", request.node.name)[-100:])
         yield shop
-        api.put(shop.path, json={"check_mode": "poll"})  # what is left of it is asked no more
+        api.put(shop.path, json={"check_mode": "poll"}, headers={"If-Match": "*"})  # what is left of it is asked no more
 
 
 def one_after_another(*answers: Said) -> Answering:
@@ -211,7 +211,8 @@ def test_nobody_listening_is_unreachable_and_has_a_clock_of_its_own(shop):
     assert found["last_failure"] == "unreachable: nobody takes the connection"
     assert until(lambda: shop.look(waiting).get("last_failure"), "the try is recorded").startswith("unreachable: ")
     # The endpoint is back, at another place.
-    shop.put(200)
+    moved = {"check_mode": "webhook", "check_url": shop.receiver.url}
+    ok(shop.api.put(shop.path, json=moved, headers={"If-Match": "*"}))
     assert shop.outcome(waiting)["state"] == "committed"
 
 

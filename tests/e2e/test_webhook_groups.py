@@ -58,11 +58,34 @@ def test_a_change_keeps_the_secret_and_raises_the_revision(api, path):
     assert_problem(api.put(path, json=WEBHOOK, headers={"If-Match": '"1"'}), 412, "revision_mismatch")
 
 
+def test_a_put_does_not_change_in_silence_where_checks_are_sent(api, path, server):
+    made = ok(api.put(path, json=WEBHOOK), 201)
+    made.pop("signing_secret")
+    other = URL + "/other"
+
+    for equal in ({}, {"check_mode": "webhook"}, {"check_url": URL}, {"timeout_ms": 3_000}):
+        assert ok(api.put(path, json=equal)) == made
+    refused = assert_problem(api.put(path, json=WEBHOOK | {"check_url": other}), 409, "check_conflict", "/check_url")
+    assert refused["errors"][0]["detail"] == f'it is "{URL}", the request has "{other}"'
+    assert_problem(api.put(path, json={"check_mode": "poll"}), 409, "check_conflict", "/check_mode")
+    assert ok(api.get(path)) == made
+
+    slower = ok(api.put(path, json={"timeout_ms": 9_000}))
+    assert slower == made | {"timeout_ms": 9_000, "revision": 2}
+    replaced = ok(api.put(path, json={"check_mode": "webhook", "check_url": other}, headers={"If-Match": '"2"'}))
+    assert replaced == made | {"check_url": other, "timeout_ms": 15_000, "concurrency": 4, "revision": 3}
+    lines = [json.loads(line) for line in server.log().splitlines() if "producer_group_changed" in line]
+    assert [line["fields"] for line in lines if line["producer_group"] == made["producer_group"]] == [
+        ["timeout_ms"],
+        ["check_url", "concurrency", "timeout_ms"],
+    ]
+
+
 def test_a_polled_group_may_become_one_that_is_asked_and_be_polled_again(api, path):
     ok(api.put(path), 201)
 
     first = ok(api.put(path, json=WEBHOOK))
-    polled = ok(api.put(path, json={"check_mode": "poll"}))
+    polled = ok(api.put(path, json={"check_mode": "poll"}, headers={"If-Match": "*"}))
     second = ok(api.put(path, json=WEBHOOK))
 
     assert [first["revision"], polled["revision"], second["revision"]] == [2, 3, 4]
