@@ -267,7 +267,7 @@ class Wiring:
             new_task_id=lambda: identifiers.new("task"),
             rules_of=consumer_groups.rules_of,
             withdrawn=requests,
-            max_tasks=settings.delivery.max_tasks,
+            options=settings.delivery,
         )
         await topics.open()
         await producer_groups.open()

@@ -7,6 +7,7 @@ from delivery.group_leases import GroupLeases
 from delivery.groups import GroupRules, Start
 from delivery.journal import LeaseJournal
 from delivery.lease_events import Position, Reset
+from delivery.position_limit import PositionLimit
 from delivery.queue_leases import QueueLeases
 from delivery.queue_reader import QueueReader
 from storage.errors import UnknownTopic
@@ -18,13 +19,14 @@ _NO_KEY = "\0"  # begins no ordering key of a client
 class GroupQueues:
     """The event loop's."""
 
-    def __init__(self, journal: LeaseJournal) -> None:
+    def __init__(self, journal: LeaseJournal, limit: PositionLimit) -> None:
         self._journal = journal
+        self._limit = limit
         self._store = journal.store
         self._reader = QueueReader(journal.store)
 
     async def of(self, leases: GroupLeases, rules: GroupRules) -> list[QueueLeases]:
-        """Those that the group reads, its retry queue the first."""
+        """Those that the group reads, its retry queue the first. Raises LimitReached."""
         retries = retry_message.retry_queue(leases.group)
         found = [leases.find(retries) or leases.open(retries, leases.retries.start)]
         for topic in dict.fromkeys([one.topic for one in rules.subscriptions]):
@@ -32,6 +34,9 @@ class GroupQueues:
                 queues = await self._store.queues(topic)
             except UnknownTopic:
                 continue  # it was deleted: the group reads what is left
+            unknown = [one for one in queues if leases.find(one) is None]
+            if unknown:
+                self._limit.check_total(leases.group, unknown, pointer="/group")
             found += [leases.find(one) or leases.open(one, await self._position(leases, one)) for one in queues]
         return found
 
@@ -61,7 +66,9 @@ class GroupQueues:
         """Let a group that starts at the end begin there: in those of its queues in which it has no position yet.
 
         Before anybody receives by these rules: who does begins at the first message. Who calls holds the group's turn to take.
+        Raises LimitReached where the rules name topics of too many queues.
         """
+        await self._limit.check_group(leases.group, await self._limit.subscribed(rules), pointer="/topics", replaces=True)
         if rules.start is not Start.LATEST:
             return
         positions = []
@@ -71,6 +78,7 @@ class GroupQueues:
                     end = (await self._store.offsets(queue)).end
                     positions.append(Position(*queue, end))
         if positions:
+            self._limit.check_total(leases.group, [one.queue_id for one in positions], pointer="/topics")
             event = Reset(group=leases.group, positions=positions, generation=leases.retries.generation)
             await self._journal.append([], [event], Durability.SYNCED)
 

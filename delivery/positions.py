@@ -4,7 +4,7 @@ What the group has received from under leases stands in the table of leases; its
 Elsewhere the offset is what was committed to the store.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -15,6 +15,7 @@ from delivery.group_queues import GroupQueues
 from delivery.groups import GroupRules
 from delivery.journal import LeaseJournal
 from delivery.lease_events import Deleted, Position, Reset, Run, TopicDeleted
+from delivery.position_limit import PositionLimit
 from delivery.queue_leases import QueueLeases
 from delivery.receive import Receiving
 from delivery.slots import State
@@ -65,12 +66,15 @@ class QueueLag(NamedTuple):
 class Positions:
     """The event loop's."""
 
-    def __init__(self, journal: LeaseJournal, queues: GroupQueues, receiving: Receiving, waiters: Waiters) -> None:
+    def __init__(
+        self, journal: LeaseJournal, queues: GroupQueues, receiving: Receiving, waiters: Waiters, limit: PositionLimit
+    ) -> None:
         self._journal = journal
         self._store = journal.store
         self._queues = queues
         self._receiving = receiving
         self._waiters = waiters
+        self._limit = limit
 
     async def get(self, group: str, queue: QueueId) -> int | None:
         """Everything below is settled; None where the group has not said and not received anything."""
@@ -81,8 +85,9 @@ class Positions:
         return await self._queues.committed(leases, queue) if known is None else known.slots.prefix
 
     async def set(self, group: str, positions: Mapping[QueueId, int]) -> None:
-        """Go on at these offsets; leases in these queues end. Durable on return."""
+        """Go on at these offsets; leases in these queues end. Durable on return. Raises LimitReached."""
         async with self._receiving.taking(group):
+            await self._check_limits(group, positions, pointer="/offsets")
             leases = self._journal.table.group(group)
             leased = []
             for queue, offset in positions.items():
@@ -98,6 +103,10 @@ class Positions:
         """What going on at these offsets would do."""
         leases = self._journal.table.find(group)
         return await self._plan(group, positions, {} if leases is None else await self._retries_of(leases, positions))
+
+    async def _check_limits(self, group: str, queues: Iterable[QueueId], *, pointer: str) -> None:
+        await self._limit.check_group(group, queues, pointer=pointer)
+        self._limit.check_total(group, queues, pointer=pointer)
 
     async def _plan(self, group: str, positions: Mapping[QueueId, int], begun: Mapping[QueueId, Sequence[Run]]) -> list[Move]:
         """`begun`: as `_retries_of` says."""
@@ -125,8 +134,12 @@ class Positions:
         return moves
 
     async def reset(self, group: str, positions: Mapping[QueueId, int]) -> list[Move]:
-        """Go on at these offsets. The leases and the waiting retries of these queues end. Durable on return."""
+        """Go on at these offsets. The leases and the waiting retries of these queues end. Durable on return.
+
+        Raises LimitReached.
+        """
         async with self._receiving.taking(group):
+            await self._check_limits(group, positions, pointer="/topic")
             leases = self._journal.table.group(group)
             begun = await self._retries_of(leases, positions)
             moves = await self._plan(group, positions, begun)
@@ -147,6 +160,7 @@ class Positions:
             generation = self._journal.table.group(group).retries.generation + 1
             event = Deleted(group=group, generation=generation, retry_end=ends[0], dead_letter_end=ends[1])
             await self._journal.append([], [event], Durability.SYNCED)
+            await self._store.forget_offsets(group)
         self._waiters.wake_all(group)
 
     async def end_topic(self, group: str, topic: str, dead_letters: Sequence[int]) -> None:

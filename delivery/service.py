@@ -29,6 +29,7 @@ from delivery.lease_ends import LeaseEnds
 from delivery.lease_list import Lease, Place, list_leases
 from delivery.moving import Moving
 from delivery.options import DeliveryOptions
+from delivery.position_limit import PositionLimit
 from delivery.positions import Move, Positions, QueueLag
 from delivery.receive import HandedOut, Receiving, Request
 from delivery.refuse import Refused, Refusing
@@ -55,9 +56,10 @@ class Delivery:
         new_task_id: Callable[[], str],
         rules_of: Callable[[str], GroupRules | None],
         withdrawn: Withdrawn = NOTHING_WITHDRAWN,
-        max_tasks: int = DeliveryOptions.max_tasks,
+        options: DeliveryOptions | None = None,
     ) -> None:
         """`rules_of`: of a group that exists; None where it does not. `withdrawn`: what is not handed out any more."""
+        options = options or DeliveryOptions()
         self._store = store
         self._rules_of = rules_of
         self._journal = LeaseJournal(store, clock)
@@ -66,10 +68,11 @@ class Delivery:
         self._acknowledging = Acknowledging(self._journal, self._waiters)
         self._refusing = Refusing(self._journal, moving)
         self._ends = LeaseEnds(self._journal, moving, self._waiters)
-        queues = GroupQueues(self._journal)
+        self._limit = PositionLimit(store, self._journal.table, rules_of=rules_of, options=options)
+        queues = GroupQueues(self._journal, self._limit)
         self._receiving = Receiving(self._journal, queues, self._ends, self._waiters, randomness, withdrawn)
-        self._positions = Positions(self._journal, queues, self._receiving, self._waiters)
-        self.dead_letters = DeadLetters(self._journal, new_task_id, max_tasks=max_tasks)
+        self._positions = Positions(self._journal, queues, self._receiving, self._waiters, self._limit)
+        self.dead_letters = DeadLetters(self._journal, new_task_id, max_tasks=options.max_tasks)
         self.table = self._journal.table
 
     # ------------------------------------------------------------------------------------------------------ life cycle
@@ -114,7 +117,10 @@ class Delivery:
             await self._store.create_topic(topic, queue_count=1)
 
     async def begin(self, group: str, rules: GroupRules) -> None:
-        """The group reads what its rules say; where it has no position yet, it begins where they say. Durable on return."""
+        """The group reads what its rules say; where it has no position yet, it begins where they say. Durable on return.
+
+        Raises LimitReached.
+        """
         await self.open_group(group)
         await self._receiving.begin(group, rules)
 
@@ -164,6 +170,14 @@ class Delivery:
     async def position(self, group: str, queue: QueueId) -> int | None:
         """The committed offset: everything below is settled. None where there is none."""
         return await self._positions.get(group, queue)
+
+    def positions_of(self, group: str) -> set[QueueId]:
+        """The queues in which the group has a position."""
+        return self._limit.positions_of(group)
+
+    async def check_new_queues(self, group: str, queues: Sequence[QueueId]) -> None:
+        """Raise LimitReached where the group would read too many queues with these, which its topic is to have."""
+        await self._limit.check_group(group, queues, pointer="/queues")
 
     async def set_positions(self, group: str, positions: Mapping[QueueId, int]) -> None:
         """Go on at these offsets; leases in these queues end. Durable on return."""

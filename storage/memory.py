@@ -119,6 +119,17 @@ class MemoryMessageStore:
             raise OffsetBeyondEnd(requested=queue_offset, available=(0, end))
         self._offsets[group, queue] = queue_offset
 
+    async def forget_offsets(self, group: str) -> None:
+        if self._is_closed:
+            raise StoreClosed
+        self._offsets = {at: offset for at, offset in self._offsets.items() if at[0] != group}
+
+    def committed_queues(self, group: str) -> list[QueueId]:
+        return [queue for name, queue in self._offsets if name == group]
+
+    def committed_count(self) -> int:
+        return len(self._offsets)
+
     async def aclose(self) -> None:
         self._is_closed = True
         self._wake()

@@ -58,6 +58,15 @@ class MessageStore(Protocol):
     async def commit_offset(self, group: str, queue: QueueId, queue_offset: int) -> None:
         """Remember where the group continues; durable on return. May go back as well as forward."""
 
+    async def forget_offsets(self, group: str) -> None:
+        """Remove all committed offsets of the group; durable on return."""
+
+    def committed_queues(self, group: str) -> Collection[QueueId]:
+        """The queues in which the group has committed an offset."""
+
+    def committed_count(self) -> int:
+        """Number of committed offsets of all groups."""
+
     async def aclose(self) -> None:
         """Finish what was accepted, flush, release. Safe to call twice."""
 

@@ -35,8 +35,11 @@ _reset_decoder = msgspec.json.Decoder(ResetInput)
 async def get_offsets(services: Services, call: Call, group: str) -> Reply:
     services.consumer_groups.get(group)
     topic = call.parameters(OffsetsQuery).topic
-    topics = services.topics.all() if topic is UNSET else [services.topics.get(topic)]
-    queues = [queue for found in topics for queue in await services.store.queues(found.name)]
+    if topic is UNSET:
+        known = {one.name for one in services.topics.all()}
+        queues = sorted(queue for queue in services.delivery.positions_of(group) if queue.topic in known)
+    else:
+        queues = list(await services.store.queues(services.topics.get(topic).name))
     return reply(200, GroupOffsetList(items=await _view(services, group, queues)))
 
 

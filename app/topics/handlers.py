@@ -29,7 +29,7 @@ from app.topics.schemas import (
     TopicUse,
 )
 from delivery.by_time import offset_by_time
-from storage.message import Appended, Message
+from storage.message import Appended, Message, QueueId
 
 _decoder = msgspec.json.Decoder(TopicInput)
 _definition_decoder = msgspec.json.Decoder(TopicDefinition)
@@ -81,8 +81,12 @@ async def get(services: Services, _: Call, topic_name: str) -> Reply:
 
 
 async def update(services: Services, call: Call, topic_name: str) -> Reply:
-    services.topics.get(topic_name)
+    known = services.topics.get(topic_name)
     given = await call.decode(_changes_decoder)
+    if given.queues is not UNSET:
+        added = [QueueId(topic_name, number) for number in range(known.settings.queues, given.queues)]
+        for group in services.consumer_groups.subscribed_to(topic_name):
+            await services.delivery.check_new_queues(group.name, added)
 
     def changed(topic: registry.Topic) -> registry.TopicSettings:
         call.check_if_match(topic.revision)

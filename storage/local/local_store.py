@@ -295,6 +295,15 @@ class LocalMessageStore:
             raise OffsetBeyondEnd(requested=queue_offset, available=bounds)
         await self._commits.commit(group, queue, queue_offset)
 
+    async def forget_offsets(self, group: str) -> None:
+        await self._commits.forget(group)
+
+    def committed_queues(self, group: str) -> Collection[QueueId]:
+        return self._offsets.queues_of(group)
+
+    def committed_count(self) -> int:
+        return len(self._offsets)
+
     def stop_waiting(self) -> None:
         """Every reader that waits, or will, returns at once: the service stops."""
         self._waits = False

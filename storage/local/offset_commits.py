@@ -1,6 +1,7 @@
 """Committing an offset of a group: a message of ours in the log, and its row in the table once the message can be read."""
 
 import asyncio
+from collections.abc import Callable
 
 from storage.clock import Clock
 from storage.identifiers import Identifiers
@@ -9,7 +10,7 @@ from storage.local.consume_queue import ConsumeQueues
 from storage.local.futures import failing, resolve
 from storage.local.group_offsets import GroupOffsets
 from storage.local.log_writer import AppendCall, LogWriter
-from storage.message import Appended, Durability, QueueId
+from storage.message import Appended, Durability, Message, QueueId
 
 _TOGETHER = 1_000  # offsets that are put back at once
 
@@ -33,28 +34,34 @@ class OffsetCommits:
         message = group_offsets.commit_message(
             group, queue, queue_offset, message_id=self._identifiers.new("msg"), now_ms=self._clock.wall_ms()
         )
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def done(appended: list[Appended]) -> None:
-            # Here and not in the caller's turn: a snapshot of the table must never miss a message that can be read.
-            self._offsets.set(group, queue, queue_offset, place=appended[0].queue_offset)
-            resolve(answer, None)
-
-        call = AppendCall(
-            [message],
-            [self._queues[group_offsets.QUEUE]],
-            Durability.SYNCED,
-            done=done,
-            failed=failing(answer),
-            from_reserve=True,
-        )
-        self._writer.add(call)
+        # In `done` and not in the caller's turn: a snapshot of the table must never miss a message that can be read.
+        answer = self._add(message, lambda place: self._offsets.set(group, queue, queue_offset, place=place))
         self._under_way[group, queue] = answer
         try:
             await answer
         finally:
             if self._under_way.get((group, queue)) is answer:
                 del self._under_way[group, queue]
+
+    async def forget(self, group: str) -> None:
+        """Remove what the group has committed. Durable on return."""
+        if self._offsets.queues_of(group):
+            message = group_offsets.group_deletion_message(
+                group, message_id=self._identifiers.new("msg"), now_ms=self._clock.wall_ms()
+            )
+            await self._add(message, lambda _: self._offsets.drop_group(group))
+
+    def _add(self, message: Message, apply: Callable[[int], None]) -> asyncio.Future[None]:
+        """Append a message of the offset topic; `apply` gets its place once it can be read."""
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(appended: list[Appended]) -> None:
+            apply(appended[0].queue_offset)
+            resolve(answer, None)
+
+        queues, failed = [self._queues[group_offsets.QUEUE]], failing(answer)
+        self._writer.add(AppendCall([message], queues, Durability.SYNCED, done=done, failed=failed, from_reserve=True))
+        return answer
 
     async def put_back(self, below: int) -> None:
         """Say again what messages before this place say. Not where somebody is about to commit: what is said last counts."""

@@ -198,6 +198,22 @@ async def test_a_group_continues_where_it_said_forwards_and_backwards(store):
         await store.commit_offset("group", FIRST, -1)
 
 
+async def test_the_offsets_of_a_deleted_group_are_forgotten_and_those_of_others_stay(store):
+    for group in ("billing", "shipping"):
+        for queue in (FIRST, SECOND):
+            await store.commit_offset(group, queue, 0)
+    assert store.committed_count() == 4
+
+    await store.forget_offsets("billing")
+    await store.forget_offsets("never")
+
+    assert (set(store.committed_queues("billing")), store.committed_count()) == (set(), 2)
+    assert set(store.committed_queues("shipping")) == {FIRST, SECOND}
+    assert await store.committed_offset("billing", FIRST) is None
+    await store.commit_offset("billing", FIRST, 0)
+    assert list(store.committed_queues("billing")) == [FIRST]
+
+
 async def test_a_closed_store_takes_nothing_and_gives_nothing(store):
     await store.append([message()])
 

@@ -884,16 +884,19 @@ def test_a_snapshot_that_reflects_more_than_the_log_holds_is_not_given_back():
     in_world(again, in_world(main))
 
 
-def test_committed_offsets_survive_a_kill_and_an_orderly_close():
+def test_committed_offsets_and_that_a_group_is_deleted_survive_a_kill_and_an_orderly_close():
     async def main(world):
         store = await open_with_orders(world, options())
         await store.append(messages(5))
         await store.commit_offset("group", QUEUE, 2)
+        await store.commit_offset("deleted", QUEUE, 3)
+        await store.forget_offsets("deleted")
         await store.commit_offset("group", QUEUE, 4)
 
     async def again(world):
         store = await open_with_orders(world, options())
         assert await store.committed_offset("group", QUEUE) == 4
+        assert await store.committed_offset("deleted", QUEUE) is None
         await store.aclose()
 
     in_world(again, in_world(again, in_world(main)))
