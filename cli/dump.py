@@ -64,8 +64,7 @@ def _segment(file: Path) -> Iterator[str]:
 def _next_whole(rest: bytes, offset: int, segment_end: int) -> int | None:
     """Where the first whole unit behind the damage begins; `rest` is what the file has from the damage on."""
     for place in scan.record_places(rest, 1, len(rest)):
-        step = scan.judge(rest, place, offset, segment_end=segment_end)
-        if isinstance(step, scan.Unit) and (step.item is None or step.item.first_offset == offset + place):
+        if isinstance(scan.judge(rest, place, offset, segment_end=segment_end, damaged_from=offset), scan.Unit):
             return offset + place
     return None
 

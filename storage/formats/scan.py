@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from storage.formats import properties, unit
 from storage.formats import record as records
-from storage.formats.record import DamagedRecord
+from storage.formats.record import DamagedRecord, Record
 
 Ints = NDArray[np.int64]
 
@@ -90,10 +90,16 @@ def scan(window: bytes, window_offset: int, *, begin: int, segment_end: int, epo
     return Scan(offsets + window_offset, lengths, window_offset + at, step.stop, step.reason, epoch, synced_offset)
 
 
-def judge(window: bytes, at: int, window_offset: int, *, segment_end: int, epoch: int = 0) -> Unit | Halt:
+def judge(
+    window: bytes, at: int, window_offset: int, *, segment_end: int, epoch: int = 0, damaged_from: int | None = None
+) -> Unit | Halt:
     """The unit that begins at `at`, or why there is none.
 
     A record without a unit item that names this place stands alone and is a broker's, or else it is damaged.
+
+    `damaged_from`: a log offset from which on no whole unit was found up to this place; None where a unit must begin here. A
+    later record of a damaged unit is whole by itself and is like a copy that a broker made, but for the unit that it names:
+    one that begins in the damage. Every search behind damage states it, else a part of a unit would pass for whole.
     """
     offset = window_offset + at
     if at + records.END_OF_FILE_BYTES > len(window):
@@ -116,7 +122,7 @@ def judge(window: bytes, at: int, window_offset: int, *, segment_end: int, epoch
     item = _item_at_end(window, at + total)
     if item is not None and item.first_offset == offset:
         return _judge_unit(window, at, window_offset, item, segment_end=segment_end, epoch=epoch)
-    return _judge_alone(window[at : at + total], at, offset)
+    return _judge_alone(window[at : at + total], at, offset, damaged_from)
 
 
 def _judge_unit(
@@ -147,7 +153,7 @@ def _judge_unit(
     return Unit(cursor, found, item)
 
 
-def _judge_alone(raw: bytes, at: int, offset: int) -> Unit | Halt:
+def _judge_alone(raw: bytes, at: int, offset: int, damaged_from: int | None) -> Unit | Halt:
     """A record that begins no unit: a broker's, by RocketMQ's rules; or one of ours that lost its item."""
     try:
         record = records.decode(raw)
@@ -162,7 +168,21 @@ def _judge_alone(raw: bytes, at: int, offset: int) -> Unit | Halt:
     item = unit.decode_item(unit.UNIT_ITEM_START + text.encode("utf-8") + b"\x02")
     if record.store_host == records.HOST and (item is None or item.first_offset == offset):
         return Halt(Stop.DAMAGED, "the unit item of the record is not intact")
+    if damaged_from is not None and _is_of_damaged_unit(raw, record, item, damaged_from):
+        return Halt(Stop.DAMAGED, f"the record belongs to the damaged unit at {item and item.first_offset}")
     return Unit(at + len(raw), [(at, len(raw))], item)
+
+
+def _is_of_damaged_unit(raw: bytes, record: Record, item: unit.UnitItem | None, damaged_from: int) -> bool:
+    """Is this a later record of a unit that begins in the damage?
+
+    A copy that a broker made of a record of such a unit differs: its host is the broker's, or the unit has one record, or the
+    properties were written again in another order, so that the item is not in its place or the record ends on no word border.
+    """
+    if item is None or record.store_host != records.HOST or item.record_count == 1:
+        return False
+    is_in_place = (record.physical_offset + len(raw)) % unit.ALIGNMENT == 0 and _item_at_end(raw, len(raw)) == item
+    return is_in_place and damaged_from <= item.first_offset < record.physical_offset
 
 
 def _item_at_end(window: bytes, end: int) -> unit.UnitItem | None:

@@ -381,6 +381,7 @@ class _Behind:
     def _broker_evidence(self, segment: Segment, begin: int, length: int, physic_ms: int) -> int:
         window, aligned = self._window(segment, begin, length)
         found = 0
+        # A record of a damaged unit that was stored by then proves it too: the whole unit was.
         for at in scan.record_places(window, begin - aligned, begin - aligned + length):
             step = scan.judge(window, at, aligned, segment_end=segment.end_offset)
             if isinstance(step, scan.Unit) and records.decode(window[at : step.end]).stored_at_ms <= physic_ms:

@@ -1,7 +1,8 @@
 """A walk over the whole log past every damage: what a repair has to know before it changes anything. Reads only.
 
 The walk goes on behind a damage at the next place where a whole unit stands: a unit of ours and a broker's record name the log
-offset at which they were stored, so no copy in the body of a message is taken for one.
+offset at which they were stored, so no copy in the body of a message is taken for one. Nor is a record of the damaged unit
+(`scan.judge`, `damaged_from`).
 """
 
 from collections.abc import Callable, Iterator
@@ -105,12 +106,13 @@ def survey(segments: Segments, place: int | None, progress: Progress) -> Survey:
 def next_whole(segments: Segments, begin: int, epoch: int) -> int | None:
     """The first place behind `begin` where a whole unit or an end-of-file record stands; None where the log ends before one."""
     segment = segments.find(begin)
-    following = next(_whole_in(segment, begin + 1, epoch), None)
+    following = next(_whole_in(segment, begin + 1, epoch, begin), None)
     for later in segments:
         if following is not None:
             break
         if later.base_offset > begin:
-            following = later.base_offset if _begins_whole(later) else next(_whole_in(later, later.base_offset, epoch), None)
+            is_whole = _begins_whole(later)
+            following = later.base_offset if is_whole else next(_whole_in(later, later.base_offset, epoch, begin), None)
     return following
 
 
@@ -120,17 +122,15 @@ def _begins_whole(segment: Segment) -> bool:
     return isinstance(step, scan.Unit) or step.stop is scan.Stop.END_OF_FILE
 
 
-def _whole_in(segment: Segment, begin: int, epoch: int) -> Iterator[int]:
+def _whole_in(segment: Segment, begin: int, epoch: int, damaged_from: int) -> Iterator[int]:
     for data_begin, data_end in data_ranges(segment, begin - segment.base_offset):
         for at in range(segment.base_offset + data_begin, segment.base_offset + data_end, _SEARCH_BYTES):
             end = min(at + _SEARCH_BYTES, segment.base_offset + data_end)
             offset = at - at % unit.ALIGNMENT
             window = segment.read(offset - segment.base_offset, end - offset + _REACH_BYTES)
-            items = scan.units_between(window, offset, at, end, segment_end=segment.end_offset, epoch=epoch)
-            ours = next((item.first_offset for item in items), None)
-            brokers = next((place for place in _brokers_between(window, offset, at, end, segment.end_offset)), None)
-            ends = next((place for place in _ends_of_file_between(window, offset, at, end, segment.end_offset)), None)
-            yield from sorted(place for place in (ours, brokers, ends) if place is not None)
+            units = _units_between(window, offset, at, end, segment.end_offset, epoch, damaged_from)
+            ends = _ends_of_file_between(window, offset, at, end, segment.end_offset)
+            yield from sorted(place for place in (next(units, None), next(ends, None)) if place is not None)
 
 
 def data_ranges(segment: Segment, begin: int) -> list[tuple[int, int]]:
@@ -139,11 +139,12 @@ def data_ranges(segment: Segment, begin: int) -> list[tuple[int, int]]:
         return file.data_ranges(begin)
 
 
-def _brokers_between(window: bytes, offset: int, begin: int, end: int, segment_end: int) -> Iterator[int]:
+def _units_between(
+    window: bytes, offset: int, begin: int, end: int, segment_end: int, epoch: int, damaged_from: int
+) -> Iterator[int]:
     for at in scan.record_places(window, begin - offset, end - offset):
-        step = scan.judge(window, at, offset, segment_end=segment_end)
-        # One of ours in the middle of a unit would pass for a copy that a broker made.
-        if isinstance(step, scan.Unit) and records.decode(window, at).store_host != records.HOST:
+        step = scan.judge(window, at, offset, segment_end=segment_end, epoch=epoch, damaged_from=damaged_from)
+        if isinstance(step, scan.Unit):
             yield offset + at
 
 

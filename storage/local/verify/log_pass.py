@@ -115,7 +115,7 @@ class LogWalk:
         if begin >= self._scope.durable_end and not (yield from self._was_on_disk(segment, begin)):
             return True
         window_end = segment.end if self._limit is None else min(segment.end, self._limit)
-        found = yield from self._next_whole(segment, file, begin + 1, window_end)
+        found = yield from self._next_whole(segment, file, begin + 1, window_end, damaged_from=begin)
         end = window_end if found is None else found.offset
         self.at = segment.end if found is None and window_end == segment.end else end
         finding = Finding(
@@ -131,7 +131,9 @@ class LogWalk:
         yield Piece(name, self.at - begin, missing=range(begin, self.at), finding=finding)
         return self._limit is None and found is None and begin >= self._scope.durable_end
 
-    def _next_whole(self, segment: SegmentFile, file: File, begin: int, end: int) -> "Generator[Piece, None, _Whole | None]":
+    def _next_whole(
+        self, segment: SegmentFile, file: File, begin: int, end: int, *, damaged_from: int | None
+    ) -> "Generator[Piece, None, _Whole | None]":
         """Returns the first whole unit that begins in [begin, end) of the segment."""
         name = self._scope.name(segment.path)
         for data_begin, data_end in file.data_ranges(max(0, begin - segment.begin)):
@@ -142,26 +144,28 @@ class LogWalk:
                 window = file.read(at - segment.begin, self._window_bytes + records.END_OF_FILE_BYTES)
                 is_empty = window == bytes(len(window))  # what is prepared ahead of the writer: quicker than a search
                 for place in () if is_empty else scan.record_places(window, 0, min(self._window_bytes, data_end - at)):
-                    whole = self._whole_at(segment, file, at + place, window[place:], damaged_from=begin - 1)
+                    whole = self._whole_at(segment, file, at + place, window[place:], damaged_from)
                     if whole is not None:
                         return whole
                 at += self._window_bytes
                 yield Piece(name, 0)
         return None
 
-    def _whole_at(self, segment: SegmentFile, file: File, offset: int, window: bytes, *, damaged_from: int) -> "_Whole | None":
-        """The run of whole units that begins here. A record of a unit that begins in the damage is none of them."""
+    def _whole_at(
+        self, segment: SegmentFile, file: File, offset: int, window: bytes, damaged_from: int | None
+    ) -> "_Whole | None":
+        """The run of whole units that begins here."""
         length = self._window_bytes
         while True:
-            step = scan.judge(window, 0, offset, segment_end=segment.end, epoch=self._epoch)
+            step = scan.judge(
+                window, 0, offset, segment_end=segment.end, epoch=self._epoch, damaged_from=damaged_from
+            )  # fmt: skip
             if isinstance(step, scan.Unit):
                 break
             if step.stop is not Stop.WINDOW_END or length > _MOST_UNIT_BYTES:
                 return None
             window = file.read(offset - segment.begin, length)
             length *= 4
-        if step.item is not None and damaged_from <= step.item.first_offset < offset:
-            return None
         found = scan.scan(window, offset, begin=offset, segment_end=segment.end, epoch=self._epoch)
         return _Whole(offset, found.end, found.synced_offset, records.decode(window).stored_at_ms)
 
@@ -176,7 +180,8 @@ class LogWalk:
                 continue
             try:
                 at = max(place + 1, one.begin)
-                while (found := (yield from self._next_whole(one, file, at, one.end))) is not None:
+                # A record of a damaged unit proves as much as a whole unit, here as at a start.
+                while (found := (yield from self._next_whole(one, file, at, one.end, damaged_from=None))) is not None:
                     if found.synced_offset > place or found.stored_at_ms <= self._scope.physic_ms:
                         return True
                     at = found.end
