@@ -303,6 +303,7 @@ class VerifyStep(NamedTuple):
     read_bytes: int
     file: str  # that was read last
     findings: tuple[Finding, ...] = ()
+    searched_bytes: int = 0  # read to find what is whole behind damage; no part of the total
 
 
 class Verification(Protocol):

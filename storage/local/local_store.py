@@ -38,10 +38,12 @@ from storage.local.log_writer import AppendCall, LogWriter
 from storage.local.offset_commits import OffsetCommits
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.local.preparer import Preparer
+from storage.local.rate_limit import RateLimit
 from storage.local.reader import Reader
 from storage.local.recovery import Progress
 from storage.local.retention import Retention
 from storage.local.runner import Lane, Runner
+from storage.local.running_verification import WINDOW_BYTES, RunningStoreVerification
 from storage.local.scrub import Scrub
 from storage.local.store_files import StoreFiles
 from storage.local.verify.verification import StoreVerification
@@ -59,10 +61,7 @@ from storage.store import (
     SegmentInfo,
     Snapshot,
     StoreStatus,
-    VerifyStep,
 )
-
-_VERIFY_WINDOW_BYTES = 1 << 20  # for so long at most a read waits behind it in the lane
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -223,6 +222,7 @@ class LocalMessageStore:
             in_lane=self._in_lane,
             safe_end=lambda: self._deriver.thorough_end,
         )
+        self._verify_limit = RateLimit(options.verify_bytes_per_second, clock)
         self._interval = IntervalFlush(self._writer, self._flusher, runner, clock, options)
         self._preparer.advance(recovered.end)
         self._deriver.start()
@@ -573,15 +573,17 @@ class LocalMessageStore:
         if self._is_closed or self._failure is not None:
             raise StoreClosed
 
-    async def begin_verification(self) -> "_Verification":
+    async def begin_verification(self) -> RunningStoreVerification:
         """Verifiable."""
         self._check_readable()
         directory = self._files.directory
         made = await self._in_lane(
             Lane.READ,
-            lambda: StoreVerification(directory.vfs, directory.root, is_running=True, window_bytes=_VERIFY_WINDOW_BYTES),
+            lambda: StoreVerification(directory.vfs, directory.root, is_running=True, window_bytes=WINDOW_BYTES),
         )
-        return _Verification(self, made)
+        return RunningStoreVerification(
+            made, self._verify_limit, check=self._check_readable, pause=self._pause, in_lane=self._in_lane
+        )
 
     async def scrub(self) -> int:
         """Scrubbing."""
@@ -692,23 +694,3 @@ class LocalMessageStore:
 
     async def _in_lane(self, lane: Lane, job: Callable[[], T]) -> T:
         return await in_lane(self._runner, lane, job)
-
-
-class _Verification:
-    """A verification in the read lane, between other reads."""
-
-    def __init__(self, store: LocalMessageStore, made: StoreVerification) -> None:
-        self._store = store
-        self._made = made
-        self._steps = made.steps()
-
-    @property
-    def total_bytes(self) -> int:
-        return self._made.total_bytes
-
-    async def step(self) -> VerifyStep | None:
-        self._store._check_readable()
-        return await self._store._in_lane(Lane.READ, lambda: next(self._steps, None))
-
-    async def aclose(self) -> None:
-        await self._store._in_lane(Lane.READ, self._steps.close)

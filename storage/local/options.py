@@ -52,6 +52,7 @@ class LocalStoreOptions:
     on_full: OnFull = OnFull.KEEP
     scrub_bytes_per_second: int = 8 * MIB  # of the old log, read and verified in the background; 0: never
     scrub_interval_ms: int = 7 * 24 * 3_600_000  # from the beginning of one pass to that of the next
+    verify_bytes_per_second: int = 16 * MIB  # of all files, read and compared for an operator
     index_slots: int = 5_000_000  # of the key index: 4 bytes each in memory
     index_file_entries: int = 20_000_000
 
@@ -64,6 +65,7 @@ class LocalStoreOptions:
             "slow_sync_ms", "warn_sync_ms", "prepare_ahead_bytes", "max_queued_bytes", "reserved_queue_bytes", "max_unit_bytes",
             "queue_flush_interval_ms", "snapshot_interval_ms", "snapshot_log_bytes", "max_open_segments",
             "max_open_index_files", "index_slots", "retention_ms", "delete_batch", "scrub_interval_ms",
+            "verify_bytes_per_second",
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -15,6 +15,7 @@ from storage.clock import Clock
 from storage.files.segments import Segments
 from storage.files.vfs import Vfs, is_disk_full
 from storage.local.options import LocalStoreOptions
+from storage.local.rate_limit import RateLimit
 from storage.local.retention import InLane
 from storage.local.runner import Lane
 from storage.local.snapshot_files import SnapshotFiles
@@ -26,7 +27,6 @@ log = structlog.get_logger()
 
 SNAPSHOT = "scrub"
 _WINDOW_BYTES = 1 << 20
-_BURST_MS = 1_000  # what was not read in time is not made up for
 _SAVE_MS = 60_000
 _MOST_FINDINGS = 1_000
 
@@ -74,8 +74,7 @@ class Scrub:
         self._walk: tuple[LogWalk, Generator[Piece, None, None]] | None = None
         self._before: dict[int, Finding] = {}  # of the last pass, by the log offset where the damage begins,
         self._found: dict[int, Finding] = {}  # and of this one
-        self._allowance = 0.0
-        self._counted_ms = clock.monotonic_ms()
+        self._limit = RateLimit(self._rate, clock)
         self._saved_ms = clock.monotonic_ms()
 
     def status(self) -> ScrubStatus:
@@ -95,17 +94,16 @@ class Scrub:
             return 0
         if not self._is_loaded:
             await self._load()
-        self._earn()
         if self._state.end is None and not self._begin():
             return 0
         read_bytes = 0
-        while self._allowance >= _WINDOW_BYTES or (not read_bytes and self._allowance > 0):
+        while (allowance := self._limit.allowance) >= _WINDOW_BYTES or (not read_bytes and allowance > 0):
             piece = await self._in_lane(Lane.READ, self._next)
             if piece is None:
                 await self._end()
                 return read_bytes
             read_bytes += piece.read_bytes
-            self._allowance -= max(piece.read_bytes, len(piece.data))
+            self._limit.spend(max(piece.read_bytes, len(piece.data), piece.searched_bytes))
             self._note(piece)
         if self._clock.monotonic_ms() - self._saved_ms >= _SAVE_MS:
             await self.save()
@@ -131,12 +129,6 @@ class Scrub:
         walk, self._walk = self._walk, None
         if walk is not None:
             await self._in_lane(Lane.READ, walk[1].close)
-
-    def _earn(self) -> None:
-        now_ms = self._clock.monotonic_ms()
-        earned = self._rate * (now_ms - self._counted_ms) / 1_000
-        self._allowance = min(self._allowance + earned, self._rate * _BURST_MS / 1_000)
-        self._counted_ms = now_ms
 
     async def _load(self) -> None:
         kept = await self._in_lane(Lane.READ, lambda: self._snapshots.load(SNAPSHOT))

@@ -14,6 +14,10 @@ from typing import Any
 
 import httpx
 
+_SMALL_AND_QUICK = {
+    "ESCROWMQ_LOCAL__SEGMENT_BYTES": str(1 << 24),
+    "ESCROWMQ_LOCAL__VERIFY_BYTES_PER_SECOND": str(1 << 30),
+}
 _START_SECONDS = 120  # of patience, as on a busy machine
 _STOP_SECONDS = 60
 
@@ -74,7 +78,7 @@ class Server:
 
     def start(self, *, until_ready: bool = True) -> None:
         """Start the process; with `until_ready` return once it serves. Raises RuntimeError when it ends instead."""
-        environment = {**_clean_environment(), "ESCROWMQ_LOCAL__SEGMENT_BYTES": str(1 << 24), **self._environment}
+        environment = {**_clean_environment(), **_SMALL_AND_QUICK, **self._environment}
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(self.command, stdout=log, stderr=log, env=environment, preexec_fn=self._set_limits)
         if until_ready:

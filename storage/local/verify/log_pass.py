@@ -28,6 +28,7 @@ class Piece(NamedTuple):
     scan: Scan | None = None
     missing: range | None = None
     finding: Finding | None = None
+    searched_bytes: int = 0
 
 
 class LogWalk:
@@ -142,13 +143,13 @@ class LogWalk:
             while at < data_end:
                 # A magic word may lie across the border of two windows.
                 window = file.read(at - segment.begin, self._window_bytes + records.END_OF_FILE_BYTES)
+                yield Piece(name, 0, searched_bytes=len(window))
                 is_empty = window == bytes(len(window))  # what is prepared ahead of the writer: quicker than a search
                 for place in () if is_empty else scan.record_places(window, 0, min(self._window_bytes, data_end - at)):
                     whole = self._whole_at(segment, file, at + place, window[place:], damaged_from)
                     if whole is not None:
                         return whole
                 at += self._window_bytes
-                yield Piece(name, 0)
         return None
 
     def _whole_at(

@@ -49,7 +49,7 @@ class StoreVerification:
 
 
 def _step_of(piece: Piece) -> VerifyStep:
-    return VerifyStep(piece.read_bytes, piece.path, () if piece.finding is None else (piece.finding,))
+    return VerifyStep(piece.read_bytes, piece.path, () if piece.finding is None else (piece.finding,), piece.searched_bytes)
 
 
 def _log_bytes(scope: Scope) -> int:
