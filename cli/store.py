@@ -97,7 +97,7 @@ def repair(
     from app import exit_codes
     from cli import store_repair
     from storage.errors import DirectoryInUse, MessagingError
-    from storage.local.repair import RepairRefused
+    from storage.local.repair_report import RepairRefused
 
     try:
         report = store_repair.carry_out(root, *(wanted[0] if wanted else (None, None)), shows=not quiet)

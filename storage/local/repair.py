@@ -7,87 +7,29 @@ in between leaves a store that starts or refuses as before, and the same repair 
 A repair never frees a queue offset: a note in the log (`formats/lost_note.py`) keeps those of the messages that it took out.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePath
-from typing import NamedTuple
-
-import msgspec
-import numpy as np
 
 from storage.errors import UnknownFormat
 from storage.files import durable
 from storage.files.segments import Segment, Segments
 from storage.files.vfs import Vfs
-from storage.formats import checkpoint, lost_note, names, properties, scan, unit
+from storage.formats import checkpoint, lost_note, names
 from storage.formats import record as records
 from storage.formats.lost_note import LostRange
-from storage.formats.queue_entry import ENTRY_BYTES
-from storage.formats.record import DamagedRecord, Record
-from storage.formats.unit import UnitItem
+from storage.formats.record import Record
 from storage.local.checkpoint_file import CheckpointFile
 from storage.local.data_directory import DataDirectory
+from storage.local.known_queues import known_queues
 from storage.local.recovery import QUEUES_SNAPSHOT, decode_queues, known_of_a_log
+from storage.local.repair_folder import RepairFolder
+from storage.local.repair_report import Done, Finding, RepairRefused, done
+from storage.local.replacement import lost_behind, replacement
 from storage.local.snapshot_files import SnapshotFiles
-from storage.local.survey import QUEUED, Border, Progress, Survey, data_ranges, readable_records, survey
-from storage.message import OffsetRange, QueueId
+from storage.local.survey import Border, Progress, data_ranges, readable_records, survey
+from storage.message import OffsetRange
 
-_COPY_BYTES = 4 << 20
+_WIPE_BYTES = 4 << 20
 _OPEN_SEGMENTS = 8
-_NAMED_MESSAGES = 1_000
-_DERIVED_ENTRY = np.dtype([("physical_offset", ">i8"), ("record_bytes", ">i4"), ("tag_hash", ">i8")])
-
-
-class RepairRefused(Exception):
-    """The repair cannot be done; nothing was changed."""
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """What a start would refuse, or would mend by itself; `repair` is the option that names the repair."""
-
-    offset: int
-    problem: str
-    repair: str
-
-
-class LostOffsets(msgspec.Struct, frozen=True):
-    topic: str
-    queue_id: int
-    first_offset: int
-    end_offset: int
-
-
-class LostMessage(msgspec.Struct, frozen=True):
-    """A message that could still be read in the bytes that a repair took out; they are in the folder of the repair."""
-
-    topic: str
-    queue_id: int
-    queue_offset: int
-    log_offset: int
-    message_id: str
-    transaction_id: str | None = None
-
-
-class Done(msgspec.Struct, frozen=True):
-    """`lost` counts what is known to be lost, by queue; `messages` names at most 1,000 of them."""
-
-    repair: str
-    folder: str
-    set_aside: list[str]
-    lost: list[LostOffsets]
-    messages: list[LostMessage]
-    transactions: list[str]
-
-    @property
-    def lost_messages(self) -> int:
-        return sum(row.end_offset - row.first_offset for row in self.lost)
-
-
-class KnownQueue(NamedTuple):
-    """Queue offsets by the derived files; `at_place` of the first message at or behind the place that is repaired."""
-
-    first: int
-    end: int
-    at_place: int
 
 
 class Repair:
@@ -106,13 +48,11 @@ class Repair:
         """`folder`: the name of a new one, for copies. `segment_bytes`: where no segment is left to tell."""
         self._vfs = vfs
         self._root = root
-        self._folder_name = folder
         self._now_ms = now_ms
         self._default_segment_bytes = segment_bytes
         self._progress = progress
         self._directory = DataDirectory(vfs, root, is_made=False)
-        self._folder: PurePath | None = None
-        self._set_aside: list[str] = []
+        self._folder = RepairFolder(self._directory, folder)
 
     def close(self) -> None:
         self._directory.close()
@@ -169,12 +109,17 @@ class Repair:
             segment = segments.find(offset)
             end = min(damage.end, segment.end_offset)
             raw = segment.read(offset - segment.base_offset, end - offset)
-            replacement, lost = _replacement(
-                raw, seen, self._known_queues(offset), end=end, segment_end=segment.end_offset, begins_at=segments.first_offset
+            data, lost = replacement(
+                raw,
+                seen,
+                known_queues(self._directory, offset),
+                end=end,
+                segment_end=segment.end_offset,
+                begins_at=segments.first_offset,
             )
             if not made:
-                self._copy(segment.path)
-            _write(segment, offset, replacement)
+                self._folder.copy(segment.path)
+            _write(segment, offset, data)
             return self._done(f"blank-unit {offset}", lost, readable_records(raw, offset))
         finally:
             segments.close()
@@ -190,7 +135,7 @@ class Repair:
             slot = self._slot()
             epoch = max(seen.end.epoch, slot.epoch if slot is not None else 0) + 1
             found = _readable_behind(segments, offset)
-            lost = _lost_behind(seen, self._known_queues(offset), found)
+            lost = lost_behind(seen, known_queues(self._directory, offset), found)
             self._wipe(segments, offset)
         finally:
             segments.close()
@@ -202,7 +147,7 @@ class Repair:
         segments = self._open_segments()
         try:
             seen = survey(segments, segments.first_offset, self._progress)
-            known = self._known_queues(0)
+            known = known_queues(self._directory, 0)
             slot = self._slot()
             if seen.damages:
                 raise RepairRefused(
@@ -234,7 +179,7 @@ class Repair:
 
     def rebuild_derived(self) -> Done:
         """Move aside what is derived from the log: the next start makes it again."""
-        self._move_derived()
+        self._folder.move_derived()
         return self._done("rebuild-derived", [], [])
 
     def set_aside(self, name: str) -> Done:
@@ -244,7 +189,7 @@ class Repair:
             raise RepairRefused(f"{name} is a segment of the log: --cut-log-at and --accept-beginning leave segments out")
         if PurePath(name).name != name or not self._vfs.exists(path):
             raise RepairRefused(f"there is no {path}")
-        self._move(path)
+        self._folder.move(path)
         return self._done(f"set-aside {name}", [], [])
 
     def fit_segment(self, name: str) -> Done:
@@ -252,7 +197,7 @@ class Repair:
         path = self._directory.commit_log / name
         if names.base_offset(name) is None or not self._vfs.exists(path):
             raise RepairRefused(f"there is no segment {path}")
-        self._copy(path)
+        self._folder.copy(path)
         file = self._vfs.open(path)
         try:
             file.extend(self._segment_bytes())
@@ -293,99 +238,6 @@ class Repair:
     def _fields(self) -> checkpoint.Fields:
         return checkpoint.decode_fields(self._page())
 
-    def _known_queues(self, log_offset: int) -> dict[QueueId, KnownQueue]:
-        """The queues of which a derived file tells."""
-        known = dict(self._queues_by_files(log_offset))
-        kept = SnapshotFiles(self._directory).load(QUEUES_SNAPSHOT)
-        snapshot = decode_queues(kept) if kept is not None else None
-        for topic, number, first, end in snapshot.queues if snapshot is not None else ():
-            queue = QueueId(topic, number)
-            by_files = known.get(queue, KnownQueue(first, end, end))
-            known[queue] = KnownQueue(max(first, by_files.first), max(end, by_files.end), by_files.at_place)
-        return known
-
-    def _queues_by_files(self, log_offset: int) -> Iterator[tuple[QueueId, KnownQueue]]:
-        vfs, root = self._vfs, self._directory.consume_queues
-        for topic in vfs.list_directory(root) if vfs.exists(root) else ():
-            for number in vfs.list_directory(root / topic):
-                found: list[tuple[int, int]] = []  # (queue offset, log offset)
-                for name in vfs.list_directory(root / topic / number) if number.isdigit() else ():
-                    base = names.base_offset(name)
-                    raw = durable.read_whole(vfs, root / topic / number / name) or b""
-                    if base is None or not names.is_stored_name(topic):
-                        continue
-                    entries = np.frombuffer(raw[: len(raw) // ENTRY_BYTES * ENTRY_BYTES], _DERIVED_ENTRY)
-                    is_entry = (entries["record_bytes"] > 0) & (entries["record_bytes"] < 0x7FFFFFFF)
-                    places = np.flatnonzero(is_entry)
-                    if len(places):
-                        behind = places[entries["physical_offset"][places] >= log_offset]
-                        first_behind = int(behind[0]) if len(behind) else int(places[-1]) + 1
-                        at = base // ENTRY_BYTES
-                        found += [(at + int(places[0]), at + first_behind), (at + int(places[-1]) + 1, at + first_behind)]
-                if found:
-                    first, end = found[0][0], found[-1][0]
-                    # The first file that has an entry behind the place tells; where none has one, the end.
-                    at_place = next((place for last, place in found[1::2] if place < last), end)
-                    yield QueueId(topic, int(number)), KnownQueue(first, end, at_place)
-
-    # ------------------------------------------------------------------------------------------------- keeping aside
-
-    def _repair_folder(self) -> PurePath:
-        if self._folder is None:
-            self._folder = self._root / self._folder_name
-            self._vfs.make_directory(self._folder)
-            self._vfs.sync_directory(self._root)
-        return self._folder
-
-    def _kept(self, path: PurePath) -> PurePath:
-        """Where a file is kept; its folder is there and durable."""
-        target = self._repair_folder() / path.relative_to(self._root)
-        self._vfs.make_directory(target.parent)
-        for folder in (target.parent, *target.parent.parents):
-            self._vfs.sync_directory(folder)
-            if folder == self._root:
-                break
-        self._set_aside.append(str(target))
-        return target
-
-    def _copy(self, path: PurePath) -> None:
-        target = self._kept(path)
-        source, copy = self._vfs.open(path), self._vfs.open(target, create=True)
-        try:
-            size = source.size()
-            copy.extend(size)
-            for begin, end in source.data_ranges(0):
-                for at in range(begin, end, _COPY_BYTES):
-                    copy.write(at, source.read(at, min(_COPY_BYTES, end - at)))
-            copy.sync()
-        finally:
-            copy.close()
-            source.close()
-        self._vfs.sync_directory(target.parent)
-
-    def _move(self, path: PurePath) -> None:
-        durable.name(self._vfs, path, self._kept(path))
-
-    def _move_derived(self) -> None:
-        directory = self._directory
-        for folder in (directory.snapshots, directory.consume_queues, directory.key_index, directory.timers):
-            for path in list(self._files_below(folder)):
-                self._move(path)
-
-    def _files_below(self, folder: PurePath) -> Iterator[PurePath]:
-        try:
-            found = self._vfs.list_directory(folder)
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        for name in found:
-            path = folder / name
-            try:
-                self._vfs.list_directory(path)
-            except (FileNotFoundError, NotADirectoryError):
-                yield path
-            else:
-                yield from self._files_below(path)
-
     # ------------------------------------------------------------------------------------------------------- writing
 
     def _wipe(self, segments: Segments, offset: int) -> None:
@@ -395,19 +247,19 @@ class Repair:
             if segment.end_offset <= offset:
                 break
             if not at and segment.base_offset > segments.first_offset:
-                self._move(segment.path)
+                self._folder.move(segment.path)
                 continue
-            self._copy(segment.path)
+            self._folder.copy(segment.path)
             with segment.use() as file:
                 for begin, end in file.data_ranges(at):
-                    for place in range(begin, end, _COPY_BYTES):
-                        file.write(place, bytes(min(_COPY_BYTES, end - place)))
+                    for place in range(begin, end, _WIPE_BYTES):
+                        file.write(place, bytes(min(_WIPE_BYTES, end - place)))
                 file.sync()
 
     def _finish(self, notes: list[LostRange], border: Border) -> None:
         """The log ends at the border, but for these notes; what is derived from it is made again."""
         end = self._append_notes(notes, border)
-        self._move_derived()
+        self._folder.move_derived()
         self._note_checkpoint(end, border.epoch)
 
     def _make_missing(self, offset: int) -> bool:
@@ -470,7 +322,7 @@ class Repair:
         first_offset = segments.first_offset
         segments.close()
         if self._vfs.exists(self._directory.checkpoint):
-            self._copy(self._directory.checkpoint)
+            self._folder.copy(self._directory.checkpoint)
         self._vfs.make_directory(self._directory.making)
         file = CheckpointFile(self._directory)
         try:
@@ -481,16 +333,7 @@ class Repair:
             file.close()
 
     def _done(self, repair: str, lost: list[LostRange], found: list[Record]) -> Done:
-        messages = [_lost_message(record) for record in found]
-        transactions = sorted({message.transaction_id for message in messages if message.transaction_id})
-        return Done(
-            repair=repair,
-            folder=str(self._folder or ""),
-            set_aside=self._set_aside,
-            lost=[LostOffsets(*row.queue, *row.offsets) for row in lost if row.offsets.first < row.offsets.end],
-            messages=messages[:_NAMED_MESSAGES],
-            transactions=transactions,
-        )
+        return done(repair, folder=self._folder.path, set_aside=self._folder.kept, lost=lost, found=found)
 
 
 def _write(segment: Segment, offset: int, data: bytes) -> None:
@@ -506,166 +349,3 @@ def _readable_behind(segments: Segments, offset: int) -> list[Record]:
         for begin, end in data_ranges(segment, max(0, offset - segment.base_offset)):
             found += readable_records(segment.read(begin, end - begin), segment.base_offset + begin)
     return found
-
-
-def _lost_behind(seen: Survey, known: Mapping[QueueId, KnownQueue], found: Iterable[Record]) -> list[LostRange]:
-    """What a cut at the survey's place takes away: by what stood behind it, damaged units included, and by derived files."""
-    places: dict[QueueId, list[int]] = {}  # offsets of which each queue has, or had, one behind the cut; or the next one
-    for queue, (first, end) in seen.after.items():
-        places[queue] = [first, end]
-    for queue, by_files in known.items():
-        places.setdefault(queue, []).extend((by_files.at_place, by_files.end))
-    for record in found:
-        if record.transaction in QUEUED:
-            at = record.queue_offset
-            places.setdefault(QueueId(record.topic, record.queue_number), []).extend((at, at + 1))
-    lost = []
-    for queue in sorted({*seen.before, *places}):
-        first = seen.before.get(queue, min(places.get(queue, [0])))
-        end = max([first, *places.get(queue, ())])
-        if first < end or (first and queue not in seen.before):
-            lost.append(LostRange(queue, OffsetRange(first, end)))
-    return lost
-
-
-def _replacement(
-    raw: bytes,
-    seen: Survey,
-    known: Mapping[QueueId, KnownQueue],
-    *,
-    end: int,
-    segment_end: int,
-    begins_at: int,
-) -> tuple[bytes, list[LostRange]]:
-    """What is written over the damaged bytes [place, end), and what is lost by it. Raises RepairRefused."""
-    border = seen.at_place
-    assert border is not None
-    parts = _parts(raw, border.offset)
-    following = _following(parts, seen, known, begins_at)
-    lost: list[LostRange] = []
-    pieces: list[bytes] = []
-    at = 0
-    for number, part in enumerate(parts.lengths):
-        begin, piece = border.offset + at, raw[at : at + part]
-        at += part
-        if number not in parts.damaged:
-            pieces.append(piece)
-            continue
-        rows = following[number]
-        lost += rows
-        is_last = number == len(parts.lengths) - 1
-        try:
-            if parts.item is not None:
-                piece = lost_note.encode_record(
-                    rows, begin=begin, stored_at_ms=border.stored_at_ms, item=parts.item, is_last=is_last, length=part
-                )
-            else:
-                piece = _filled(rows, border, part, end=end, segment_end=segment_end)
-        except lost_note.TooShort as error:
-            raise RepairRefused(f"{error}: only --cut-log-at {border.offset} can help") from None
-        pieces.append(piece)
-    replacement = b"".join(pieces)
-    if parts.item is not None:
-        replacement = lost_note.sealed(replacement)
-    step = scan.judge(replacement, 0, border.offset, segment_end=segment_end, epoch=border.epoch)
-    assert isinstance(step, scan.Unit) or step.stop is scan.Stop.END_OF_FILE, "what replaces a damage is whole"
-    return replacement, lost
-
-
-def _filled(rows: list[LostRange], border: Border, length: int, *, end: int, segment_end: int) -> bytes:
-    """A note that fills the place, or the begin of it where nothing follows in the segment."""
-    given = {"begin": border.offset, "stored_at_ms": border.stored_at_ms}
-    if end < segment_end:
-        if end % unit.ALIGNMENT:
-            return lost_note.encode_record(rows, **given, item=None, is_last=True, length=length)
-        return lost_note.encode_unit(
-            rows, **given, synced_offset=border.synced_offset, epoch=border.epoch, length=length
-        )  # fmt: skip
-    if not rows and length >= records.END_OF_FILE_BYTES:
-        return records.encode_end_of_file(length)
-    note = lost_note.encode_unit(rows, **given, synced_offset=border.synced_offset, epoch=border.epoch)
-    if len(note) + records.END_OF_FILE_BYTES > length:
-        raise lost_note.TooShort(f"{length} bytes cannot hold a note of {len(note)}")
-    return note + records.encode_end_of_file(length - len(note))
-
-
-class _Parts(NamedTuple):
-    """The damaged bytes as records of one unit of which some are damaged; else, with no item, as one damaged whole."""
-
-    lengths: list[int]
-    damaged: set[int]
-    item: UnitItem | None
-    readable: dict[int, Record]
-
-
-def _parts(raw: bytes, offset: int) -> _Parts:
-    whole = _Parts([len(raw)], {0}, None, {})
-    lengths: list[int] = []
-    at = 0
-    while at + records.END_OF_FILE_BYTES <= len(raw):
-        total = records.start(raw, at)[0]
-        if total < records.FIXED_BYTES or at + total > len(raw):
-            break
-        lengths.append(total)
-        at += total
-    if at != len(raw):
-        return whole
-    item: UnitItem | None = None
-    readable: dict[int, Record] = {}
-    at = 0
-    for number, length in enumerate(lengths):
-        tail = unit.UNIT_ITEM_BYTES + (unit.SEAL_BYTES if number == len(lengths) - 1 else 0)
-        stated = unit.decode_item(raw, at + length - tail)
-        try:
-            record = records.decode(raw, at)
-        except DamagedRecord:
-            record = None
-        if (
-            record is not None
-            and record.physical_offset == offset + at
-            and records.body_crc(record.body) == record.body_crc
-            and stated is not None
-            and (stated.first_offset, stated.record_count) == (offset, len(lengths))
-        ):
-            item, readable[number] = stated, record
-        at += length
-    damaged = set(range(len(lengths))) - readable.keys()
-    return _Parts(lengths, damaged, item, readable) if item is not None and damaged else whole
-
-
-def _following(parts: _Parts, seen: Survey, known: Mapping[QueueId, KnownQueue], begins_at: int) -> dict[int, list[LostRange]]:
-    """Of each damaged part the offsets that are missing where it stands, queue by queue."""
-    good: dict[QueueId, list[tuple[int, int]]] = {}  # (number of the part, queue offset)
-    for number, record in parts.readable.items():
-        good.setdefault(QueueId(record.topic, record.queue_number), []).append((number, record.queue_offset))
-    missing: dict[int, list[LostRange]] = {number: [] for number in parts.damaged}
-    for queue in sorted({*seen.before, *seen.after, *known, *good}):
-        by_files = known.get(queue)
-        next_offset = seen.before.get(queue, by_files.at_place if begins_at and by_files else 0)
-        last = seen.after[queue].first if queue in seen.after else max(by_files.end if by_files else 0, next_offset)
-        if queue not in seen.before and begins_at and by_files is None:
-            next_offset = last  # nothing tells which ones came before
-        for number in range(len(parts.lengths)):
-            if number in parts.damaged:
-                end = next((place for part, place in good.get(queue, ()) if part > number), last)
-                if end > next_offset:
-                    missing[number].append(LostRange(queue, OffsetRange(next_offset, end)))
-                    next_offset = end
-            else:
-                next_offset = max([next_offset, *(place + 1 for part, place in good.get(queue, ()) if part == number)])
-    return missing
-
-
-def _lost_message(record: Record) -> LostMessage:
-    stated = properties.decode(record.properties)
-    transaction_id = stated.get(properties.TRANSACTION_ID)
-    if transaction_id is None and record.topic == names.HALF_TOPIC:
-        transaction_id = stated.get(properties.MESSAGE_ID)
-    return LostMessage(
-        record.topic,
-        record.queue_number,
-        record.queue_offset,
-        record.physical_offset,
-        stated.get(properties.MESSAGE_ID, ""),
-        transaction_id,
-    )

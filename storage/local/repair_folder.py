@@ -1,0 +1,83 @@
+"""The folder beside the log in which a repair keeps what it is going to change. A copy is durable before the change begins."""
+
+from collections.abc import Iterator
+from pathlib import PurePath
+
+from storage.files import durable
+from storage.local.data_directory import DataDirectory
+
+_COPY_BYTES = 4 << 20
+
+
+class RepairFolder:
+    """Owned by one repair; the folder is made when the first file is kept."""
+
+    def __init__(self, directory: DataDirectory, name: str) -> None:
+        self._directory = directory
+        self._vfs = directory.vfs
+        self._root = directory.root
+        self._name = name
+        self._folder: PurePath | None = None
+        self.kept: list[str] = []  # paths in the folder
+
+    @property
+    def path(self) -> str:
+        """Empty while nothing is kept."""
+        return str(self._folder or "")
+
+    def _made(self) -> PurePath:
+        if self._folder is None:
+            self._folder = self._root / self._name
+            self._vfs.make_directory(self._folder)
+            self._vfs.sync_directory(self._root)
+        return self._folder
+
+    def _target(self, path: PurePath) -> PurePath:
+        """Where a file is kept; its folder is there and durable."""
+        target = self._made() / path.relative_to(self._root)
+        self._vfs.make_directory(target.parent)
+        for folder in (target.parent, *target.parent.parents):
+            self._vfs.sync_directory(folder)
+            if folder == self._root:
+                break
+        self.kept.append(str(target))
+        return target
+
+    def copy(self, path: PurePath) -> None:
+        target = self._target(path)
+        source, copy = self._vfs.open(path), self._vfs.open(target, create=True)
+        try:
+            size = source.size()
+            copy.extend(size)
+            for begin, end in source.data_ranges(0):
+                for at in range(begin, end, _COPY_BYTES):
+                    copy.write(at, source.read(at, min(_COPY_BYTES, end - at)))
+            copy.sync()
+        finally:
+            copy.close()
+            source.close()
+        self._vfs.sync_directory(target.parent)
+
+    def move(self, path: PurePath) -> None:
+        durable.name(self._vfs, path, self._target(path))
+
+    def move_derived(self) -> None:
+        """Move all files that are derived from the log."""
+        directory = self._directory
+        for folder in (directory.snapshots, directory.consume_queues, directory.key_index, directory.timers):
+            for path in list(self._files_below(folder)):
+                self.move(path)
+
+    def _files_below(self, folder: PurePath) -> Iterator[PurePath]:
+        try:
+            found = self._vfs.list_directory(folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for name in found:
+            path = folder / name
+            try:
+                self._vfs.list_directory(path)
+            except (FileNotFoundError, NotADirectoryError):
+                yield path
+            else:
+                yield from self._files_below(path)
