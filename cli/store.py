@@ -52,11 +52,16 @@ def verify(
 def repair(
     directory: Directory,
     cut_log_at: Annotated[
-        int | None, typer.Option(help="Accept that the log ends at this log offset.", metavar="OFFSET", min=0)
+        int | None,
+        typer.Option(
+            help="Accept that the log ends at this log offset; all messages behind it are lost.", metavar="OFFSET", min=0
+        ),
     ] = None,
     blank_unit: Annotated[
         int | None,
-        typer.Option(help="Leave out the unit or record that is damaged at this log offset.", metavar="OFFSET", min=0),
+        typer.Option(
+            help="Leave out the damage that begins at this log offset; whole records of the unit stay.", metavar="OFFSET", min=0
+        ),
     ] = None,
     accept_beginning: Annotated[
         bool, typer.Option("--accept-beginning", help="Accept that the log begins where its first segment does.")

@@ -2,7 +2,9 @@
 
     topic       names.LOST_TOPIC, queue 0
     sys_flag    ROLLBACK: neither a broker nor this service ever makes a queue entry for the record itself
-    body        JSON, [[topic, queue number, first, end], ...], then spaces up to the length that is to be filled
+    body        JSON, [[topic, queue number, first, end], ...], then spaces up to the length that is to be filled. Where that is
+                too long for the place: bytes 0xc1 up to the length, with which MessagePack never begins, then the same rows in
+                MessagePack, with the number of messages in place of `end`
 
 Offsets from `first` up to `end` of such a queue are taken and their messages are lost: a replay gives each of them an entry
 that points to the note, and reading one of them is a CorruptRecord. Where `first` equals `end` nothing of the queue is left,
@@ -27,7 +29,10 @@ from storage.message import OffsetRange, QueueId, TransactionBits
 ROWS = 100  # in one note that is appended; a note that fills a place has all of them
 _BROKER_HOST = b"\x7f\0\0\1" + (10911).to_bytes(4, "big")
 _SEAL_DIGITS = b"0" * 8 + b"\x02"  # until the unit's bytes are known
-_decoder = msgspec.json.Decoder(list[tuple[str, int, int, int]])
+_ROWS = list[tuple[str, int, int, int]]
+_decoder = msgspec.json.Decoder(_ROWS)
+_short_decoder = msgspec.msgpack.Decoder(_ROWS)
+_SHORT_PADDING = b"\xc1"
 
 
 class LostRange(NamedTuple):
@@ -42,7 +47,12 @@ class TooShort(ValueError):
 
 
 def read(body: bytes) -> list[LostRange]:
-    return [LostRange(QueueId(topic, number), OffsetRange(first, end)) for topic, number, first, end in _decoder.decode(body)]
+    if body.startswith(b"["):
+        return [
+            LostRange(QueueId(topic, number), OffsetRange(first, end)) for topic, number, first, end in _decoder.decode(body)
+        ]
+    rows = _short_decoder.decode(body.lstrip(_SHORT_PADDING))
+    return [LostRange(QueueId(topic, number), OffsetRange(first, first + count)) for topic, number, first, count in rows]
 
 
 def encode_unit(
@@ -69,16 +79,22 @@ def encode_record(
     length: int | None = None,
 ) -> bytes:
     """The note as one record; of the unit that `item` names, which is sealed afterwards. Raises TooShort."""
+    lost = list(lost)
     body = msgspec.json.encode([(*row.queue, *row.offsets) for row in lost])
     tail = b"" if item is None else unit.encode_item(item)
     if item is not None and is_last:
         tail += unit.SEAL_START + _SEAL_DIGITS
-    least = records.FIXED_BYTES + len(LOST_TOPIC) + len(body) + len(tail)
+    others = records.FIXED_BYTES + len(LOST_TOPIC) + len(tail)
     if length is None:
-        length = least + -(begin + least) % unit.ALIGNMENT
-    if length < least:
-        raise TooShort(f"{length} bytes cannot hold a note of {least}")
-    body = body.ljust(len(body) + length - least)
+        length = others + len(body)
+        length += -(begin + length) % unit.ALIGNMENT
+    if others + len(body) <= length:
+        body = body.ljust(length - others)
+    else:
+        short = msgspec.msgpack.encode([(*row.queue, row.offsets.first, row.offsets.end - row.offsets.first) for row in lost])
+        if others + len(short) > length:
+            raise TooShort(f"{length} bytes cannot hold a note of {others + len(short)}")
+        body = short.rjust(length - others, _SHORT_PADDING)
     host = _BROKER_HOST if item is None else records.HOST
     return records.encode(
         Record(

@@ -146,7 +146,8 @@ def recover(
     verdict = RECOVERY[walk.ending, walk.end < known_synced, behind.is_anything]
     if verdict is Verdict.REFUSE:
         reason = f"{walk.reason or 'zeros'}; the log is known to have been on disk up to {known_synced}"
-        repair = f"{'--blank-unit' if behind.holds_units else '--cut-log-at'} {walk.end}"
+        is_damaged = behind.holds_units or (walk.ending is Ending.DAMAGED and slot is not None)
+        repair = f"{'--blank-unit' if is_damaged else '--cut-log-at'} {walk.end}"
         raise CorruptRecord(_path_of(segments, walk.end, directory), walk.end, reason, repair=repair)
     wiped_bytes = behind.wipe() if verdict is Verdict.CUT else 0
 

@@ -25,7 +25,7 @@ from storage.local.repair_folder import RepairFolder
 from storage.local.repair_report import Done, Finding, RepairRefused, done
 from storage.local.replacement import lost_behind, replacement
 from storage.local.snapshot_files import SnapshotFiles
-from storage.local.survey import Border, Progress, data_ranges, readable_records, survey
+from storage.local.survey import Border, Damage, Progress, Survey, data_ranges, readable_records, survey
 from storage.message import OffsetRange
 
 _WIPE_BYTES = 4 << 20
@@ -85,10 +85,11 @@ class Repair:
             return found
         seen = survey(segments, None, self._progress)
         found += [Finding(damage.begin, damage.reason, f"--blank-unit {damage.begin}") for damage in seen.damages]
-        synced_offset = max(seen.known_synced, slot.synced_offset if slot is not None else 0)
+        synced_offset = self._known_synced(seen)
         if seen.end.offset < synced_offset:
             reason = f"{seen.tail or 'the log ends'}; it is known to have been on disk up to {synced_offset}"
-            found.append(Finding(seen.end.offset, reason, f"--cut-log-at {seen.end.offset}"))
+            option = "--blank-unit" if seen.tail else "--cut-log-at"
+            found.append(Finding(seen.end.offset, reason, f"{option} {seen.end.offset}"))
         return found
 
     # ----------------------------------------------------------------------------------------------------- repairing
@@ -99,20 +100,19 @@ class Repair:
         segments = self._open_segments()
         try:
             seen = survey(segments, offset, self._progress)
-            damage = next((damage for damage in seen.damages if damage.begin == offset), None)
-            if damage is None:
-                where = ", ".join(str(damage.begin) for damage in seen.damages) or "nowhere"
-                if seen.end.offset == offset and seen.tail:
-                    raise RepairRefused(f"no whole unit follows the damage at {offset}: only --cut-log-at {offset} can help")
-                raise RepairRefused(f"no damage begins at {offset}; the log is damaged at: {where}")
+            damage = next((damage for damage in seen.damages if damage.begin == offset), None) or self._damaged_end(
+                seen, offset
+            )
             assert seen.at_place is not None, "a damage begins at a border"
             segment = segments.find(offset)
             end = min(damage.end, segment.end_offset)
             raw = segment.read(offset - segment.base_offset, end - offset)
+            found = readable_records(raw, offset)
             data, lost = replacement(
                 raw,
                 seen,
                 known_queues(self._directory, offset),
+                found,
                 end=end,
                 segment_end=segment.end_offset,
                 begins_at=segments.first_offset,
@@ -120,9 +120,21 @@ class Repair:
             if not made:
                 self._folder.copy(segment.path)
             _write(segment, offset, data)
-            return self._done(f"blank-unit {offset}", lost, readable_records(raw, offset))
+            return self._done(f"blank-unit {offset}", lost, found)
         finally:
             segments.close()
+
+    def _damaged_end(self, seen: Survey, offset: int) -> Damage:
+        """The damage in which the log ends. It reaches to where the log was on disk, which is a border of units."""
+        if seen.end.offset != offset or not seen.tail:
+            where = ", ".join(str(damage.begin) for damage in seen.damages) or "nowhere"
+            raise RepairRefused(f"no damage begins at {offset}; the log is damaged at: {where}")
+        synced_offset = self._known_synced(seen)
+        if synced_offset <= offset:
+            raise RepairRefused(
+                f"the log is known to have been on disk up to {synced_offset}: the next start cuts what follows"
+            )
+        return Damage(offset, synced_offset, seen.tail)
 
     def cut_log_at(self, offset: int) -> Done:
         """Accept that the log ends here: what follows is moved aside."""
@@ -153,7 +165,7 @@ class Repair:
                 raise RepairRefused(
                     f"the log is damaged at {seen.damages[0].begin}: --blank-unit {seen.damages[0].begin} first"
                 )
-            if segments.end_offset and seen.end.offset < max(seen.known_synced, slot.synced_offset if slot is not None else 0):
+            if segments.end_offset and seen.end.offset < self._known_synced(seen):
                 raise RepairRefused(
                     f"the log ends too early, at {seen.end.offset}: --cut-log-at {seen.end.offset} does this too"
                 )
@@ -234,6 +246,11 @@ class Repair:
 
     def _slot(self) -> checkpoint.Slot | None:
         return checkpoint.newest_slot(self._page())
+
+    def _known_synced(self, seen: Survey) -> int:
+        """Up to where the log is known to have been on disk."""
+        slot = self._slot()
+        return max(seen.known_synced, slot.synced_offset if slot is not None else 0)
 
     def _fields(self) -> checkpoint.Fields:
         return checkpoint.decode_fields(self._page())

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from storage.formats import lost_note, scan, unit
+from storage.formats import lost_note, names, scan, unit
 from storage.formats import record as records
 from storage.formats.lost_note import LostRange
 from storage.formats.record import DamagedRecord, Record
@@ -38,16 +38,20 @@ def replacement(
     raw: bytes,
     seen: Survey,
     known: Mapping[QueueId, KnownQueue],
+    found: Iterable[Record],
     *,
     end: int,
     segment_end: int,
     begins_at: int,
 ) -> tuple[bytes, list[LostRange]]:
-    """What is written over the damaged bytes [place, end), and what is lost by it. Raises RepairRefused."""
+    """What is written over the damaged bytes [place, end), and what is lost by it. Raises RepairRefused.
+
+    `found`: records whose heads can be read in the damage.
+    """
     border = seen.at_place
     assert border is not None
     parts = _parts(raw, border.offset)
-    following = _following(parts, seen, known, begins_at)
+    following = _following(parts, seen, known, _stated_ends(raw, seen, found), begins_at)
     lost: list[LostRange] = []
     pieces: list[bytes] = []
     at = 0
@@ -139,18 +143,44 @@ def _parts(raw: bytes, offset: int) -> _Parts:
     return _Parts(lengths, damaged, item, readable) if item is not None and damaged else whole
 
 
-def _following(parts: _Parts, seen: Survey, known: Mapping[QueueId, KnownQueue], begins_at: int) -> dict[int, list[LostRange]]:
+def _stated_ends(raw: bytes, seen: Survey, found: Iterable[Record]) -> dict[QueueId, OffsetRange]:
+    """Queue offsets that heads in the damage state. For queues of which nothing follows: nothing but a derived file knows more.
+
+    A head may be damaged too: one that states more messages than the damaged bytes can have held does not count.
+    """
+    stated: dict[QueueId, OffsetRange] = {}
+    most = len(raw) // records.FIXED_BYTES
+    for record in found:
+        queue = QueueId(record.topic, record.queue_number)
+        if record.transaction in QUEUED and names.is_stored_name(record.topic) and queue not in seen.after:
+            at = record.queue_offset
+            first, end = stated.get(queue, OffsetRange(at, at))
+            if 0 <= at - seen.before.get(queue, first) <= most:
+                stated[queue] = OffsetRange(min(first, at), max(end, at + 1))
+    return stated
+
+
+def _following(
+    parts: _Parts,
+    seen: Survey,
+    known: Mapping[QueueId, KnownQueue],
+    stated: Mapping[QueueId, OffsetRange],
+    begins_at: int,
+) -> dict[int, list[LostRange]]:
     """Of each damaged part the offsets that are missing where it stands, queue by queue."""
     good: dict[QueueId, list[tuple[int, int]]] = {}  # (number of the part, queue offset)
     for number, record in parts.readable.items():
         good.setdefault(QueueId(record.topic, record.queue_number), []).append((number, record.queue_offset))
     missing: dict[int, list[LostRange]] = {number: [] for number in parts.damaged}
-    for queue in sorted({*seen.before, *seen.after, *known, *good}):
-        by_files = known.get(queue)
+    for queue in sorted({*seen.before, *seen.after, *known, *stated, *good}):
+        by_files, by_heads = known.get(queue), stated.get(queue, OffsetRange(0, 0))
         next_offset = seen.before.get(queue, by_files.at_place if begins_at and by_files else 0)
-        last = seen.after[queue].first if queue in seen.after else max(by_files.end if by_files else 0, next_offset)
+        if queue in seen.after:
+            last = seen.after[queue].first
+        else:
+            last = max(by_files.end if by_files else 0, by_heads.end, next_offset)
         if queue not in seen.before and begins_at and by_files is None:
-            next_offset = last  # nothing tells which ones came before
+            next_offset = by_heads.first if by_heads.end else last  # nothing tells which ones came before
         for number in range(len(parts.lengths)):
             if number in parts.damaged:
                 end = next((place for part, place in good.get(queue, ()) if part > number), last)

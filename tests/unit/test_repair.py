@@ -16,9 +16,9 @@ from storage.formats.names import file_name
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
 from storage.local.repair import Repair
-from storage.local.repair_report import Done, Finding, RepairRefused
+from storage.local.repair_report import Done, Finding, LostOffsets, RepairRefused
 from storage.message import OffsetRange, QueueId
-from tests.support.builders import message
+from tests.support.builders import encoded, message
 from tests.support.simulation import ROOT, World
 
 ORDERS, RARE, EMAILS = QueueId("orders", 0), QueueId("rare", 0), QueueId("emails", 1)
@@ -199,6 +199,118 @@ def test_a_cut_serves_what_came_before_and_uses_no_offset_again(written, number,
     assert served(disk, written) == kept
     lose_derived(disk)
     assert served(disk, written) == kept
+
+
+async def append_and_close(world: World, queues: list[QueueId], body: bytes = b"y" * 300) -> list[Stored]:
+    """One more unit, the last of the log."""
+    store = await world.open_store(OPTIONS)
+    for queue in queues:
+        await store.create_topic(queue.topic, queue_count=queue.number + 1)
+    given = [message(body, queue=queue, message_id=world.identifiers.new("msg")) for queue in queues]
+    places = await store.append(given)
+    await store.aclose()
+    assert all(place.log_offset is not None for place in places)
+    return [
+        Stored(place.queue, place.queue_offset, place.log_offset or 0, one.message_id)
+        for one, place in zip(given, places, strict=True)
+    ]
+
+
+def with_last_unit(written: Written, queues: list[QueueId], body: bytes = b"y" * 300) -> Written:
+    with World(deepcopy(written.disk), 1) as world:
+        last = world.call(append_and_close(world, queues, body))
+    return Written(world.disk.after_kill(), [*written.stored, *last])
+
+
+@pytest.mark.parametrize("derived", ["kept", "lost"])
+@pytest.mark.parametrize(("count", "hit"), [(1, 0), (3, 0), (3, 1), (3, 2)])
+def test_of_a_last_unit_only_the_damaged_message_is_lost_and_no_offset_is_used_again(written, count, hit, derived):
+    stored = with_last_unit(written, [ORDERS, EMAILS, RARE][:count])
+    disk, damaged = deepcopy(stored.disk), stored.stored[-count + hit]
+    flip(disk, damaged.log_offset + 200)
+    lose_derived(disk, queue_files=derived == "lost")
+
+    repair = refused(disk)
+    done = repaired(disk, repair)
+
+    assert repair.startswith("--blank-unit")
+    assert done.lost_messages == 1
+    assert served(disk, stored) == ids_of(stored, lambda one: one != damaged)
+    lose_derived(disk)
+    assert served(disk, stored) == ids_of(stored, lambda one: one != damaged)
+
+
+def test_of_a_last_unit_whose_lengths_are_damaged_the_whole_unit_is_lost(written):
+    stored = with_last_unit(written, [ORDERS, EMAILS, RARE])
+    disk = deepcopy(stored.disk)
+    flip(disk, stored.stored[-3].log_offset, 4)
+    lose_derived(disk)
+
+    done = repaired(disk, refused(disk))
+
+    assert done.lost_messages == 3
+    assert served(disk, stored) == ids_of(stored, lambda one: one not in stored.stored[-3:])
+
+
+def test_a_damaged_head_does_not_say_that_more_was_lost_than_the_damage_can_have_held(written):
+    stored = with_last_unit(written, [ORDERS])
+    disk = deepcopy(stored.disk)
+    flip(disk, stored.stored[-1].log_offset + 22)  # a high byte of the queue offset
+    lose_derived(disk, queue_files=True)
+
+    assert repaired(disk, refused(disk)).lost_messages == 0
+
+
+def test_what_the_next_start_cuts_is_not_blanked(written):
+    """An append that was never known to be on disk is there whole or not at all."""
+    stored = with_last_unit(written, [ORDERS, EMAILS])
+    disk, first = deepcopy(stored.disk), stored.stored[-2]
+    flip(disk, first.log_offset + 200)
+    lose_derived(disk)
+    page = disk.open(ROOT / "checkpoint")
+    slot = checkpoint.newest_slot(page.read(0, checkpoint.PAGE_BYTES))
+    for at in checkpoint.SLOT_AT:
+        page.write(at, checkpoint.encode_slot(slot._replace(synced_offset=first.log_offset, is_clean=False)))
+    before = everything(disk)
+
+    assert findings(disk) == []
+    with pytest.raises(RepairRefused, match="the next start cuts"):
+        repaired(disk, f"--blank-unit {first.log_offset}")
+    assert everything(disk) == before
+    assert served(disk, written) == ids_of(written, lambda one: True)
+
+
+@pytest.mark.parametrize("where", ["last", "before another"])
+@pytest.mark.parametrize("derived", ["kept", "lost"])
+def test_the_smallest_message_can_be_blanked(written, where, derived):
+    small = QueueId("t", 0)
+    stored = with_last_unit(written, [small], body=b"")
+    damaged = stored.stored[-1]
+    if where == "before another":
+        stored = with_last_unit(stored, [ORDERS])
+    disk = deepcopy(stored.disk)
+    flip(disk, damaged.log_offset + 75)
+    lose_derived(disk, queue_files=derived == "lost")
+
+    done = repaired(disk, refused(disk))
+
+    assert done.lost == [LostOffsets("t", 0, 0, 1)] if where == "last" or derived == "kept" else done.lost_messages <= 1
+    assert served(disk, stored) == ids_of(stored, lambda one: one != damaged)
+
+
+@pytest.mark.parametrize("queue_offset", [0, 99_999, 1 << 31, 1 << 47])
+def test_a_note_fits_into_every_message_that_the_service_writes(queue_offset):
+    """The smallest one: no body, a topic of one letter, an id and nothing else."""
+    with World(SimulatedDisk(), 1) as world:
+        one = message(b"", queue=QueueId("t", 0), message_id=world.identifiers.new("msg"))
+    begin = 1 << 47
+    data = encoded([one], first_offset=begin, first_queue_offset=queue_offset).data
+    rows = [lost_note.LostRange(one.queue, OffsetRange(queue_offset, queue_offset + 1))]
+
+    note = lost_note.encode_unit(rows, begin=begin, synced_offset=begin, epoch=1, stored_at_ms=1, length=len(data))
+
+    assert len(note) == len(data)
+    assert lost_note.read(records.decode(note).body) == rows
 
 
 def test_reading_a_lost_message_says_that_a_repair_left_it_out(written):
