@@ -18,7 +18,7 @@ import msgspec
 from app.problems import Problem
 from app.sent_key_table import KEPT_BYTES, Sent, SentMessage, SentTable, pack, unpack
 from storage.clock import Clock
-from storage.errors import IdempotencyInProgress, IdempotencyKeyReused
+from storage.errors import IdempotencyInProgress, IdempotencyKeyReused, UnknownQueue
 from storage.formats import parts
 from storage.formats.names import SENT_KEY_TOPIC
 from storage.journal import Replay
@@ -149,13 +149,27 @@ class SentKeys:
         found = []
         for message in sent.messages:
             queue = QueueId(message.topic or sent.topic, message.queue_number)
-            stored = await find_message(self._store, queue, message.from_offset, message.message_id)
+            stored = await self._find(queue, message.from_offset, message.message_id)
             if stored is None:
                 raise IdempotencyInProgress(f"message {message.message_id} is stored, but cannot be read yet")
             durable = not isinstance(self._store, SyncedPosition) or self._store.is_durable(stored.log_offset)
             place = Appended(queue, stored.queue_offset, stored.log_offset, stored.stored_at_ms, durable)
             found.append((stored, place))
         return found
+
+    async def _find(self, queue: QueueId, from_offset: int, message_id: str) -> StoredMessage | None:
+        try:
+            is_before = from_offset < (await self._store.offsets(queue)).first
+        except UnknownQueue:
+            is_before = True
+        if is_before and isinstance(self._store, KeyLookup):
+            # Its topic may have been deleted and created again: the request was carried out all the same.
+            found = await self._store.find_messages(
+                message_id, topics=[queue.topic], by_id=True, with_deleted=True, max_messages=1
+            )  # fmt: skip
+            if found:
+                return found[0]
+        return await find_message(self._store, queue, from_offset, message_id)
 
     async def save_snapshot(self) -> int:
         """Keep the table; how many bytes, 0 where nothing is new."""

@@ -166,16 +166,18 @@ class MemoryMessageStore:
         from_ms: int = 0,
         to_ms: int = LAST_MS,
         older_than: int | None = None,
+        with_deleted: bool = False,
         max_messages: int,
     ) -> list[StoredMessage]:
         """KeyLookup."""
         if self._is_closed:
             raise StoreClosed
+        queues = {**self._queues, **self._deleted} if with_deleted else self._queues
         found = [
             message
-            for queue, messages in self._queues.items()
+            for queue, messages in queues.items()
             if queue.topic in topics
-            for message in messages[self._first[queue] :]
+            for message in (messages if with_deleted else messages[self._first[queue] :])
             if (key == message.message_id if by_id else key in (message.key or "").split(" "))
             and from_ms <= message.stored_at_ms <= to_ms
             and (older_than is None or _place(message) < older_than)

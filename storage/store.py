@@ -203,11 +203,13 @@ class KeyLookup(Protocol):
         from_ms: int = 0,
         to_ms: int = LAST_MS,
         older_than: int | None = None,
+        with_deleted: bool = False,
         max_messages: int,
     ) -> list[StoredMessage]:
         """Visible messages of these topics with this key, or `by_id` this id, newest first.
 
-        Only those stored in [from_ms, to_ms], and before the message at the log offset `older_than`.
+        Only those stored in [from_ms, to_ms], and before the message at the log offset `older_than`. With `with_deleted` also
+        those of topics that were deleted since, for as long as they are stored.
         Raises CorruptRecord, StoreClosed.
         """
 

@@ -82,7 +82,9 @@ async def _evidence(services: Services, lookup: KeyLookup, transaction_id: str) 
     finals: list[StoredMessage] = []
     for message_id, topic in {half.message_id: half_message.real_queue(half).topic for half in halves}.items():
         topics = {topic, *DELAY_TOPICS}
-        finals += await lookup.find_messages(message_id, topics=topics, by_id=True, max_messages=_MOST_FINALS)
+        finals += await lookup.find_messages(
+            message_id, topics=topics, by_id=True, with_deleted=True, max_messages=_MOST_FINALS
+        )  # fmt: skip
     checks = await lookup.find_messages(transaction_id, topics=[CHECK_QUEUE.topic], max_messages=MOST_CHECKS)
     return Evidence(halves, [one for one in finals if one.transaction is TransactionBits.COMMIT], checks[::-1], ops[::-1])
 

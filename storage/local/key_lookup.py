@@ -33,6 +33,7 @@ class Wanted(NamedTuple):
     from_ms: int
     to_ms: int
     log_end: int
+    with_deleted: bool  # those of topics that were deleted since, too
 
 
 class KeyLookup:
@@ -110,12 +111,16 @@ class KeyLookup:
             return None
         if not wanted.from_ms <= record.stored_at_ms <= wanted.to_ms:
             return None
-        queue = self._find_queue(QueueId(record.topic, record.queue_number))
-        if queue is None or record.queue_offset < queue.first:
-            return None  # its topic was deleted since
+        if not wanted.with_deleted and self._is_deleted(record):
+            return None
         message = records.to_message(record)
         is_wanted = wanted.key == message.message_id if wanted.by_id else wanted.key in (message.key or "").split(" ")
         return message if is_wanted else None
+
+    def _is_deleted(self, record: records.Record) -> bool:
+        """Was the topic of the record deleted since?"""
+        queue = self._find_queue(QueueId(record.topic, record.queue_number))
+        return queue is None or record.queue_offset < queue.first
 
     def _in_log(self, key: str, begin: int) -> list[int]:
         """Records, newest first, in whose bytes the key stands somewhere."""

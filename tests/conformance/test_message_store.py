@@ -437,6 +437,20 @@ async def test_what_a_deleted_topic_had_can_neither_be_read_nor_looked_up(store)
     assert await store.find_messages("k", topics=["orders"], max_messages=9) == []
 
 
+async def test_what_a_deleted_topic_had_is_found_where_it_is_asked_for_though_the_topic_exists_again(store):
+    assert isinstance(store, TopicDeletion)
+    assert isinstance(store, KeyLookup)
+    await store.append([message(b"1", queue=FIRST, key="k")])
+    await store.delete_topic("orders")
+    gone = await store.find_messages("k", topics=["orders"], with_deleted=True, max_messages=9)
+    await store.create_topic("orders", queue_count=2)
+    await store.append([message(b"2", queue=FIRST, key="k")])
+    both = await store.find_messages("k", topics=["orders"], with_deleted=True, max_messages=9)
+
+    assert [one.body for one in gone] == [b"1"]
+    assert [one.body for one in both] == [b"2", b"1"]
+
+
 async def test_a_topic_created_under_the_name_of_a_deleted_one_goes_on_at_its_offsets(store):
     assert isinstance(store, TopicDeletion)
     assert isinstance(store, KeyLookup)
