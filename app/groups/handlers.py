@@ -31,9 +31,10 @@ async def put(services: Services, call: Call, name: str) -> Reply:
         return _rules(services, given, known.rules)
 
     # The positions first: a group that could receive before it has them would start with its whole history.
-    group, is_new = await services.consumer_groups.put(
-        name, new_rules, begin=lambda rules: services.delivery.begin(name, rules)
-    )
+    async with services.topics.using([] if given.topics is UNSET else {one.topic for one in given.topics}):
+        group, is_new = await services.consumer_groups.put(
+            name, new_rules, begin=lambda rules: services.delivery.begin(name, rules)
+        )
     return _answer(group, status=201 if is_new else 200)
 
 

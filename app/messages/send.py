@@ -164,7 +164,7 @@ async def append_all(
 ) -> list[Appended]:
     """`messages`: by entry of the request."""
     if request is None:
-        places = await services.store.append(list(messages.values()), durability=durability)
+        places = await _append(services, topic, list(messages.values()), durability)
     else:
         places = await begin_keyed(services, request, topic, messages, durability, status=status, refused=refused)
     services.metrics.messages_in.inc(len(messages))
@@ -184,9 +184,20 @@ def begin_keyed(
     """The append has begun when this returns: nobody else can begin one for the same key."""
 
     async def append(all_: Sequence[Message]) -> list[Appended]:
-        return await services.store.append(all_, durability=durability)
+        return await _append(services, topic, all_, durability)
 
     return services.sent_keys.append(request, topic.name, messages, append, status=status, refused=refused)
+
+
+async def _append(
+    services: Services, topic: Topic, messages: Sequence[Message], durability: Durability | None
+) -> list[Appended]:
+    """The append has begun when this first waits, but where the topic is being deleted. Raises UnknownTopic."""
+    if not any(map(scheduled_message.is_delayed, messages)):
+        return await services.store.append(messages, durability=durability)
+    async with services.topics.using([topic.name]):
+        services.topics.get(topic.name)
+        return await services.store.append(messages, durability=durability)
 
 
 async def _send_one(services: Services, call: Call, topic: Topic, given: MessageInput, *, raw_body: bytes | None) -> Reply:

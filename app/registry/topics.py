@@ -1,7 +1,8 @@
 """The topics: rows in SQL, all of them in memory too, and made known to the store."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Literal
 
 import msgspec
@@ -14,6 +15,7 @@ from app.registry.options import LimitOptions, check_limit
 from app.registry.payload_schema import PayloadSchema, RefusedSchema
 from app.registry.schema_process import SchemaProcess
 from app.registry.tables import topics as table
+from app.registry.topic_uses import TopicUses
 from storage.clock import Clock
 from storage.errors import InvalidRequest, ReservedName, TopicExists, UnknownQueue, UnknownTopic
 from storage.formats import names
@@ -119,6 +121,7 @@ class Topics:
         self._topics: dict[str, Topic] = {}
         self._deleting: dict[str, Topic] = {}
         self._creating = asyncio.Lock()
+        self._uses = TopicUses()
 
     async def open(self) -> None:
         """Load them, and take back those that the log has and the registry has not."""
@@ -168,8 +171,13 @@ class Topics:
         return topic or self.get(name)
 
     async def ensure(self, topic: Topic) -> None:
-        """It exists from now on: what is stored for it has been found right."""
+        """It exists from now on: what is stored for it has been found right.
+
+        Raises UnknownTopic where it was deleted since it was looked up, and topics are not made as they are used.
+        """
         if topic.name not in self._topics:
+            if not self._creates_on_use:
+                raise UnknownTopic(f"topic {topic.name} does not exist")
             async with self._creating:
                 if topic.name not in self._topics:
                     self._check_limits(topic.settings.queues)
@@ -222,18 +230,21 @@ class Topics:
         """By name: what was begun and has not ended."""
         return sorted(self._deleting)
 
-    async def begin_deletion(self, name: str, check: Callable[[Topic], None]) -> None:
-        """Make the topic unknown, after a restart too. `check` may refuse by raising. Raises as `get`."""
-        async with self._creating:
-            topic = self.get(name)
-            check(topic)
-            self._deleting[name] = self._topics.pop(name)
+    def using(self, names: Collection[str]) -> AbstractAsyncContextManager[None]:
+        """Keep these topics from being deleted while something is stored that names them. Whether they exist: ask inside."""
+        return self._uses.using(names)
+
+    async def begin_deletion(self, name: str, check: Callable[[Topic], Awaitable[None]]) -> None:
+        """Make the topic unknown, after a restart too. Raises as `get`.
+
+        `check` may refuse by raising: what it finds to name the topic is all there is. The topic is known until its deletion is
+        on disk, so that nobody is answered that it does not exist who finds it again after a crash.
+        """
+        async with self._creating, self._uses.closed(name):
+            await check(self.get(name))
             note = update(table).where(table.c.topic == name).values(is_being_deleted=True)
-            try:
-                await self._database.run(lambda connection: connection.execute(note))
-            except Exception:
-                self._topics[name] = self._deleting.pop(name)
-                raise
+            await self._database.run(lambda connection: connection.execute(note))
+            self._deleting[name] = self._topics.pop(name)
 
     async def end_deletion(self, name: str) -> None:
         """Forget the topic; one of the name may be created from now on."""

@@ -67,7 +67,9 @@ async def create(services: Services, call: Call) -> Reply:
         idempotency_key=key,
         fingerprint=None if key is None else fingerprint,
     )
-    item, is_repeated = await services.cron.create(schedule, key_window_ms=window_ms)
+    async with services.topics.using([given.topic]):
+        services.topics.get(given.topic)
+        item, is_repeated = await services.cron.create(schedule, key_window_ms=window_ms)
     return await _made(services, item, is_repeated=is_repeated)
 
 

@@ -66,7 +66,8 @@ async def begin(services: Services, call: Call) -> Reply:
     now_ms = services.clock.wall_ms()
     messages = await call.work(lambda: _build_all(services, call, given.messages, message_ids, now_ms))
     # Only now, so that a refused request leaves no topic and no group behind.
-    for name in {one.topic for one in given.messages}:
+    topics = {one.topic for one in given.messages}
+    for name in topics:
         await services.topics.get_or_create(name)
     await services.producer_groups.get_or_create(given.producer_group)
     request = Begin(
@@ -84,7 +85,10 @@ async def begin(services: Services, call: Call) -> Reply:
         idempotency_key=key,
         idempotency_print=None if key is None else await call.fingerprint(),
     )
-    transaction, replayed = await services.transactions.begin(request)
+    async with services.topics.using(topics):
+        for name in topics:
+            services.topics.get(name)
+        transaction, replayed = await services.transactions.begin(request)
     headers = {"Location": f"/v1/transactions/{transaction.transaction_id}", **services.pressure_header()}
     if replayed:
         headers["Idempotency-Replayed"] = "true"

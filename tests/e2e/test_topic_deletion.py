@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.http import assert_problem, ok
+from tests.support.http import assert_problem, at_once, ok
 from tests.support.server import Server
 
 FAR_MS = 86_400_000
@@ -152,6 +152,41 @@ def test_a_group_that_starts_at_the_end_does_so_in_a_topic_that_was_created_agai
     later = send(api, topic)
 
     assert [one["message_id"] for one in receive(api, path)] == [later["message_id"]]
+
+
+def test_a_deletion_without_force_and_a_transaction_begun_beside_it_never_both_succeed(api, topic):
+    path, body = f"/v1/topics/{topic}", {"producer_group": "shop", "messages": [{"topic": topic, "message": {"json": 1}}]}
+    for _ in range(20):
+        api.put(path, json={"queues": 1})
+        *begun, deleted = at_once([*[lambda: api.post("/v1/transactions", json=body)] * 3, lambda: api.delete(path)])
+        if deleted.status_code == 204:
+            assert [one.status_code for one in begun] == [404, 404, 404]
+        else:
+            assert_problem(deleted, 409, "topic_in_use")
+            delete(api, topic, force="true")
+
+
+def test_what_was_committed_to_a_deleted_topic_is_no_finding(api, topic):
+    body = {"producer_group": "shop", "messages": [{"topic": topic, "message": {"json": 1}}]}
+    transaction_id = ok(api.post("/v1/transactions", json=body), 201)["transaction_id"]
+    ok(api.post(f"/v1/transactions/{transaction_id}/commit"))
+
+    delete(api, topic)
+
+    proof = ok(api.get(f"/v1/audit/transactions/{transaction_id}"))
+    assert (proof["verdict"], proof["is_finding"]) == ("committed_once", False)
+
+
+def test_a_send_is_repeatable_though_its_topic_was_deleted_and_created_again(api, topic):
+    once = {"Idempotency-Key": "once"}
+    first = ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": "x", "queue_id": 0}, headers=once), 201)
+    delete(api, topic)
+    ok(api.put(f"/v1/topics/{topic}", json={"queues": 1}), 201)
+
+    again = ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": "x", "queue_id": 0}, headers=once), 201)
+
+    assert again == first | {"deduplicated": True}
+    assert dry_run(api, topic) == numbers(topic)
 
 
 def test_a_deletion_survives_a_kill_and_one_that_was_cut_off_is_finished_by_the_next_start(tmp_path):
