@@ -18,6 +18,8 @@ WAIT_FOR_PROCESSES = {
     "tests/fault/kill_store.py",
     "tests/fault/kill_service.py",
     "tests/fault/kill_between.py",
+    "tests/fault/forked_service.py",
+    "tests/fault/topic_deletions.py",
     "tests/fault/hostile_receivers.py",
     "tests/support/fault_proxy.py",
 }
