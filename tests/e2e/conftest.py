@@ -14,7 +14,7 @@ MakeTopic = Callable[..., str]
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("service") / "data", dev=False) as running:
+    with Server(tmp_path_factory.mktemp("service") / "data", dev=False, forked=False) as running:
         yield running
 
 

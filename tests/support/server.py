@@ -8,12 +8,17 @@ import subprocess
 import sys
 import time
 import weakref
+from contextlib import closing, suppress
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import httpx
 
+from tests.support.loaded_command import ForkedProcess, loaded_command
+
+_PROGRAM = Path(sys.executable).with_name("escrowmq")
 _SMALL_AND_QUICK = {
     "ESCROWMQ_LOCAL__SEGMENT_BYTES": str(1 << 24),
     "ESCROWMQ_LOCAL__VERIFY_BYTES_PER_SECOND": str(1 << 30),
@@ -44,8 +49,10 @@ class Server:
         dev: bool = True,
         environment: dict[str, str] | None = None,
         open_files: tuple[int, int] | None = None,
+        forked: bool = True,
     ) -> None:
-        """`open_files`: the process's limits of open files, soft and hard."""
+        """`open_files`: limits of open files of the process, soft and hard. `forked`: see loaded_command.py."""
+        self._forked = forked
         self._open_files = open_files
         self.data_dir = data_dir
         reserved = reserved_port()
@@ -54,14 +61,13 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
         self._arguments = [*(["--dev"] if dev else []), *arguments]
         self._environment = environment or {}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self.log_path = data_dir.with_suffix(".log")
 
     @property
     def command(self) -> list[str]:
-        program = Path(sys.executable).with_name("escrowmq")
         port, data_dir = str(self.port), str(self.data_dir)
-        return [str(program), "serve", "--port", port, "--data-dir", data_dir, *self._arguments]
+        return [str(_PROGRAM), "serve", "--port", port, "--data-dir", data_dir, *self._arguments]
 
     @property
     def pid(self) -> int:
@@ -80,7 +86,14 @@ class Server:
         """Start the process; with `until_ready` return once it serves. Raises RuntimeError when it ends instead."""
         environment = {**_clean_environment(), **_SMALL_AND_QUICK, **self._environment}
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(self.command, stdout=log, stderr=log, env=environment, preexec_fn=self._set_limits)
+            if self._forked and self.command[0] == str(_PROGRAM):
+                self._process = loaded_command().start(
+                    self.command[1:], environment=environment, output=log.fileno(), open_files=self._open_files
+                )
+            else:
+                self._process = subprocess.Popen(
+                    self.command, stdout=log, stderr=log, env=environment, preexec_fn=self._set_limits
+                )
         if until_ready:
             self.wait_until_ready()
 
@@ -93,13 +106,17 @@ class Server:
         while time.monotonic() < deadline:
             if self._process is not None and self._process.poll() is not None:
                 raise RuntimeError(f"the service ended with {self._process.returncode}:\n{self.log()}")
-            try:
-                if httpx.get(f"{self.url}/readyz", timeout=30, trust_env=False).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
+            if self._is_ready():
+                return
             time.sleep(0.02)  # polling a process is the one place where a test has to wait for the clock
         raise RuntimeError(f"the service was not ready in {_START_SECONDS} s:\n{self.log()}")
+
+    def _is_ready(self) -> bool:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
+        with closing(connection), suppress(OSError, HTTPException):
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status == 200
+        return False
 
     def kill(self) -> None:
         """kill -9, and wait until it is gone."""
@@ -119,7 +136,8 @@ class Server:
         return self._process.wait(_STOP_SECONDS)
 
     def client(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60, trust_env=False, **options)
+        # Nothing is encrypted, and reading the certificates that are verified by takes longer than most tests.
+        return httpx.Client(base_url=self.url, timeout=60, trust_env=False, verify=False, **options)
 
     def log(self) -> str:
         return self.log_path.read_text("utf-8", "replace")
