@@ -36,7 +36,7 @@ CANCELLED = Flight(2, "EV4308", "EWR", "RDU", "2013-01-01T16:30", None)
 @needs_the_data
 def test_three_hundred_flights_balance_although_producers_and_the_service_are_killed(tmp_path):
     with started_demo(tmp_path, "--rows=300", "--producers=4", "--producer-kills=3", "--server-kills=1", "--stalls=0") as demo:
-        output, _ = demo.communicate(timeout=60)
+        output, _ = demo.communicate(timeout=300)
 
     assert demo.returncode == 0, output
     assert "It balances" in output
