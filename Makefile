@@ -40,6 +40,9 @@ setup: .venv/.dev .venv/.audit  ## make .venv with everything that running, test
 run: .venv/.run  ## start the service on 127.0.0.1:8080; topics are made as they are used, data is kept in ./data
 	$(BIN)/escrowmq serve --dev --data-dir $(DATA_DIR)
 
+# What this repository is compiled to is kept, also where the environment says otherwise: tests start hundreds of processes.
+test test-faults: export PYTHONDONTWRITEBYTECODE :=
+
 test: .venv/.demo .venv/.audit  ## the everyday tests
 	$(BIN)/pytest -n auto --dist loadgroup -m "not faults"
 
