@@ -11,6 +11,7 @@ a record in a log that begins late nobody knows where it ends.
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from audit import claims, columns
@@ -131,21 +132,31 @@ def _of_broker(material: Material) -> Iterable[Position]:
 
 
 def _of_ours(material: Material) -> Iterable[Position]:
-    """The last commit of each, and the furthest place that its lease events name: where it stands now is no further."""
+    """The last commit of each group, and the furthest offset in its lease events: its position now is no further.
+
+    What a group had in a topic that was deleted since is no position any more, be the topic created again or not.
+    """
     c = F.col
     note = F.from_json("note", _COMMIT).alias("of")
     commits = material.records.where((c("topic") == OFFSET_TOPIC) & c("note").isNotNull()).select("log_offset", note)
     committed = commits.select("of.group", "of.topic", c("of.queue").alias("queue_id"), c("of.offset").alias("position"),
                                c("log_offset").alias("at"))  # fmt: skip
-    committed = committed.where(c("queue_id") >= 0)  # the others say that a topic was deleted
+    deleted = committed.where(c("queue_id") < 0).groupBy("topic").agg(F.max("at").alias("deleted_at"))
+    committed = _since_deletion(committed.where(c("queue_id") >= 0), deleted)
     last = committed.groupBy(*QUEUE).agg(F.max_by("position", "at").alias("position"), F.max("at").alias("at"))
-    told = leases.ends(material.lease_events)
+    told = _since_deletion(leases.ends(material.lease_events), deleted)
     furthest = told.groupBy(*QUEUE).agg(F.max("position").alias("position"), F.max_by("at", "position").alias("at"))
     by_leases = furthest.select(*QUEUE, "position", c("at").alias("said_at"), F.lit(False).alias("is_all"))
     by_commit = last.join(furthest.select(*QUEUE, F.lit(True).alias("has_leases")), QUEUE, "left")
     by_commit = by_commit.select(*QUEUE, "position", c("at").alias("said_at"), c("has_leases").isNull().alias("is_all"))
     for row in by_leases.unionByName(by_commit).orderBy(*QUEUE, "is_all", "said_at").collect():
         yield Position(**row.asDict())
+
+
+def _since_deletion(rows: DataFrame, deleted: DataFrame) -> DataFrame:
+    """Those rows that lie behind the last deletion of their topic: of all others the topic does not have the queue any more."""
+    found = rows.join(F.broadcast(deleted), "topic", "left")
+    return found.where(F.col("deleted_at").isNull() | (F.col("at") > F.col("deleted_at"))).drop("deleted_at")
 
 
 # ----------------------------------------------------------------------------------------------------- the delay queues
