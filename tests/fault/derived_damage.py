@@ -26,7 +26,7 @@ from txn.half_message import HALF_QUEUE, OP_QUEUE
 from txn.options import TransactionOptions
 
 OPTIONS = LocalStoreOptions(
-    segment_bytes=1 << 16, prepare_ahead_bytes=8_192, queue_file_entries=8, index_slots=8, index_file_entries=64
+    segment_bytes=1 << 16, prepare_ahead_bytes=8_192, queue_file_entries=8, index_slots=8, index_file_entries=8
 )
 ORDERS = [QueueId("orders", 0), QueueId("orders", 1)]
 BILLS = QueueId("bills", 0)
