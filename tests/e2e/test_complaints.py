@@ -7,7 +7,7 @@ import pytest
 
 from pytest_escrowmq.service import EscrowMQ, ProducerGroup
 from tests.support.http import ok
-from tests.support.receiver import Receiver, Said, decide
+from tests.support.receiver import Receiver, Said, ask_no_more, decide
 
 DAY_MS = 86_400_000
 
@@ -34,7 +34,7 @@ def receiver() -> Iterator[Receiver]:
 def asked(escrowmq, receiver) -> Iterator[ProducerGroup]:
     group = escrowmq.producer_group(check_url=receiver.url)
     yield group
-    escrowmq.producer_group(group.name, check_mode="poll")  # what is left of it is asked no more
+    ask_no_more(escrowmq.client, group.name)
 
 
 def begin(escrowmq: EscrowMQ, group: str, topic: str, **fields: Any) -> str:

@@ -13,7 +13,7 @@ import pytest
 from client.webhooks import verify
 from pytest_escrowmq.service import EscrowMQ, ProducerGroup
 from tests.support.http import assert_problem, ok
-from tests.support.receiver import Receiver, Said, decide
+from tests.support.receiver import Receiver, Said, ask_no_more, decide
 from tests.support.server import Server
 
 COMMIT = "commitTransaction"
@@ -46,7 +46,7 @@ def polled(escrowmq) -> ProducerGroup:
 def asked(escrowmq, receiver) -> Iterator[ProducerGroup]:
     group = escrowmq.producer_group(check_url=receiver.url)
     yield group
-    escrowmq.producer_group(group.name, check_mode="poll")  # what is left of it is asked no more
+    ask_no_more(escrowmq.client, group.name)
 
 
 def begin(escrowmq: EscrowMQ, group: ProducerGroup, topic: str, **fields: Any) -> str:

@@ -8,7 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from tests.support.http import WAIT_SECONDS
+import httpx
+
+from tests.support.http import WAIT_SECONDS, ok
 
 
 class Request(NamedTuple):
@@ -37,6 +39,12 @@ Answering = Callable[[Request], Said]
 
 def decide(decision: str, **fields: Any) -> Said:
     return Said(body=json.dumps({"decision": decision, **fields}).encode())
+
+
+def ask_no_more(api: httpx.Client, producer_group: str) -> None:
+    """End the checks by webhook of a group: what is left of it waits to be polled."""
+    path = f"/v1/producer-groups/{producer_group}"
+    ok(api.put(path, json={"check_mode": "poll"}, headers={"If-Match": api.get(path).headers["etag"]}))
 
 
 class Receiver:
