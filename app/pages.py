@@ -1,15 +1,29 @@
 """Page tokens: opaque texts that say behind what a list goes on. They are positions, so writes in between move nothing."""
 
 import binascii
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, TypeVar
 
 from msgspec import Meta
 
 from app.problems import Refusal
 
-PageSize = Annotated[int, Meta(ge=1, le=1_000, description="How many items at most.")]
+T = TypeVar("T")
+
+PageSize = Annotated[int, Meta(ge=1, le=1_000, description="How many items at most; a page of large ones has fewer.")]
 PageToken = Annotated[str, Meta(max_length=1_024, description="The `next_page_token` of the page before.")]
 DEFAULT_PAGE_SIZE = 100
+PAGE_BYTES = 4 << 20  # of the items of a page, unless it is a single one
+
+
+def fitting(items: Sequence[T], page_size: int, size_of: Callable[[T], int]) -> int:
+    """How many of these items, where there are any, make a page: the others come with the next one."""
+    byte_count = 0
+    for number, item in enumerate(items[:page_size]):
+        byte_count += size_of(item)
+        if byte_count > PAGE_BYTES and number:
+            return number
+    return min(len(items), page_size)
 
 
 def encode_token(kind: str, position: str) -> str:

@@ -77,12 +77,15 @@ class DeadLetters:
 
     # --------------------------------------------------------------------------------------------------------- reading
 
-    async def slice(self, group: str, begin: int, count: int) -> list[StoredMessage]:
-        """So many of them from this place on, oldest first."""
+    async def slice(self, group: str, begin: int, count: int, *, max_bytes: int | None = None) -> list[StoredMessage]:
+        """So many of them from this place on, oldest first; fewer where two or more of them exceed `max_bytes`."""
         found: list[StoredMessage] = []
+        byte_count = 0
         async for message in self._messages(group, begin):
             found.append(message)
-            if len(found) == count:
+            byte_count += len(message.body)
+            is_enough = max_bytes is not None and byte_count > max_bytes and len(found) > 1
+            if len(found) == count or is_enough:
                 break
         return found
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
 
 from storage.clock import Clock
 from storage.errors import InvalidRequest, OffsetBeyondEnd, OffsetExpired, StoreClosed, UnknownQueue, UnknownTopic
@@ -168,6 +169,7 @@ class MemoryMessageStore:
         older_than: int | None = None,
         with_deleted: bool = False,
         max_messages: int,
+        max_bytes: int | None = None,
     ) -> list[StoredMessage]:
         """KeyLookup."""
         if self._is_closed:
@@ -182,7 +184,11 @@ class MemoryMessageStore:
             and from_ms <= message.stored_at_ms <= to_ms
             and (older_than is None or _place(message) < older_than)
         ]
-        return sorted(found, key=_place, reverse=True)[:max_messages]
+        found = sorted(found, key=_place, reverse=True)[:max_messages]
+        if max_bytes is not None:
+            sizes = accumulate(len(message.body) for message in found)
+            found = found[: max(2, 1 + sum(size <= max_bytes for size in sizes))]
+        return found
 
     async def read_tagged(
         self,

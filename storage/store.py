@@ -205,11 +205,13 @@ class KeyLookup(Protocol):
         older_than: int | None = None,
         with_deleted: bool = False,
         max_messages: int,
+        max_bytes: int | None = None,
     ) -> list[StoredMessage]:
         """Visible messages of these topics with this key, or `by_id` this id, newest first.
 
         Only those stored in [from_ms, to_ms], and before the message at the log offset `older_than`. With `with_deleted` also
-        those of topics that were deleted since, for as long as they are stored.
+        those of topics that were deleted since, for as long as they are stored. The last one is the second or a later one
+        with which the bodies exceed `max_bytes`.
         Raises CorruptRecord, StoreClosed.
         """
 

@@ -31,12 +31,13 @@ async def list_(services: Services, call: Call, group: str) -> Reply:
     services.consumer_groups.get(group)
     query = call.parameters(ListDeadLettersQuery)
     begin = 0 if query.page_token is UNSET else pages.decode_number_token("dead_letters", query.page_token)
-    found = await services.delivery.dead_letters.slice(group, begin, query.page_size + 1)
+    found = await services.delivery.dead_letters.slice(group, begin, query.page_size + 1, max_bytes=pages.PAGE_BYTES)
+    count = pages.fitting(found, query.page_size, lambda message: len(message.body))
 
     def page() -> DeadLetterPage:
-        page = DeadLetterPage(items=[_view(message, query.payload) for message in found[: query.page_size]])
-        if len(found) > query.page_size:
-            page.next_page_token = pages.encode_token("dead_letters", str(found[query.page_size].queue_offset))
+        page = DeadLetterPage(items=[_view(message, query.payload) for message in found[:count]])
+        if len(found) > count:
+            page.next_page_token = pages.encode_token("dead_letters", str(found[count].queue_offset))
         return page
 
     return await call.answer_with(sum([len(message.body) for message in found]), page)

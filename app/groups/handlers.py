@@ -46,10 +46,16 @@ async def list_(services: Services, call: Call) -> Reply:
     query = call.parameters(PageQuery)
     after = "" if query.page_token is UNSET else pages.decode_token("groups", query.page_token)
     found = [group for group in services.consumer_groups.all() if group.name > after]
-    page = GroupPage(items=[_view(group) for group in found[: query.page_size]])
-    if len(found) > query.page_size:
+    count = pages.fitting(found, query.page_size, _size_of)
+    page = GroupPage(items=[_view(group) for group in found[:count]])
+    if len(found) > count:
         page.next_page_token = pages.encode_token("groups", page.items[-1].group)
     return reply(200, page)
+
+
+def _size_of(group: ConsumerGroup) -> int:
+    """About how many bytes the group takes in a page."""
+    return sum(len(one.topic) + len(one.expression) for one in group.rules.subscriptions)
 
 
 async def delete(services: Services, call: Call, name: str) -> Reply:

@@ -101,12 +101,14 @@ async def query(services: Services, call: Call) -> Reply:
         to_ms=LAST_MS if given.to is UNSET else codec.parse_time(given.to, "/query/to"),
         older_than=None if token is UNSET else pages.decode_number_token("messages", token),
         max_messages=given.page_size + 1,
+        max_bytes=pages.PAGE_BYTES,
     )
+    count = pages.fitting(found, given.page_size, lambda message: len(message.body))
 
     def page() -> FoundPage:
-        page = FoundPage(items=[message_view(message, given.payload) for message in found[: given.page_size]])
-        if len(found) > given.page_size:
-            page.next_page_token = pages.encode_token("messages", str(page_end(found[given.page_size - 1])))
+        page = FoundPage(items=[message_view(message, given.payload) for message in found[:count]])
+        if len(found) > count:
+            page.next_page_token = pages.encode_token("messages", str(page_end(found[count - 1])))
         return page
 
     return await call.answer_with(sum([len(message.body) for message in found]), page)

@@ -132,10 +132,16 @@ async def list_(services: Services, call: Call) -> Reply:
     query = call.parameters(PageQuery)
     after = "" if query.page_token is UNSET else pages.decode_token("topics", query.page_token)
     found = [topic for topic in services.topics.all() if topic.name > after]
-    page = TopicPage(items=[_view(topic) for topic in found[: query.page_size]])
-    if len(found) > query.page_size:
+    count = pages.fitting(found, query.page_size, _size_of)
+    page = TopicPage(items=[_view(topic) for topic in found[:count]])
+    if len(found) > count:
         page.next_page_token = pages.encode_token("topics", page.items[-1].topic)
     return reply(200, page)
+
+
+def _size_of(topic: registry.Topic) -> int:
+    """About how many bytes the topic takes in a page."""
+    return 0 if topic.settings.schema is None else len(topic.settings.schema.json)
 
 
 async def list_queues(services: Services, _: Call, topic_name: str) -> Reply:

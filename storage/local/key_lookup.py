@@ -61,22 +61,22 @@ class KeyLookup:
         self._visible_end = visible_end
         self._repairs = Repairs(runner)
 
-    async def find(self, wanted: Wanted, *, max_messages: int) -> list[StoredMessage]:
+    async def find(self, wanted: Wanted, *, max_messages: int, max_bytes: int | None = None) -> list[StoredMessage]:
         """Newest first, without damaged ones. Raises CorruptRecord where those are all there is."""
         while True:
             try:
-                return await self._find(wanted, max_messages)
+                return await self._find(wanted, max_messages, max_bytes)
             except DoubtfulIndex as doubt:
                 await self._repairs.run(partial(self._index.rebuild, doubt.path, self._log))
 
-    async def _find(self, wanted: Wanted, max_messages: int) -> list[StoredMessage]:
+    async def _find(self, wanted: Wanted, max_messages: int, max_bytes: int | None) -> list[StoredMessage]:
         damage: list[CorruptRecord] = []
         search = self._search(wanted, damage)
         found: list[StoredMessage] = []
         is_over = max_messages <= 0
         while not is_over:
             # A piece at a time: a key that a million messages have must not keep the lane from everybody else.
-            is_over = await in_lane(self._runner, Lane.READ, partial(_advance, search, found, max_messages))
+            is_over = await in_lane(self._runner, Lane.READ, partial(_advance, search, found, max_messages, max_bytes))
         for one in damage:
             log.error("not_looked_up", file=str(one.path), log_offset=one.physical_offset, reason=one.reason)
         if damage and not found:
@@ -136,8 +136,11 @@ class KeyLookup:
         return found[::-1]
 
 
-def _advance(search: Iterator[StoredMessage | None], found: list[StoredMessage], max_messages: int) -> bool:
+def _advance(
+    search: Iterator[StoredMessage | None], found: list[StoredMessage], max_messages: int, max_bytes: int | None
+) -> bool:
     """Go on with the search for a while; True: it is over."""
+    byte_count = sum(len(message.body) for message in found)
     for _ in range(_STEPS):
         try:
             message = next(search)
@@ -145,6 +148,8 @@ def _advance(search: Iterator[StoredMessage | None], found: list[StoredMessage],
             return True
         if message is not None:
             found.append(message)
-            if len(found) == max_messages:
+            byte_count += len(message.body)
+            is_enough = max_bytes is not None and byte_count > max_bytes and len(found) > 1
+            if len(found) == max_messages or is_enough:
                 return True
     return False

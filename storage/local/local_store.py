@@ -439,13 +439,14 @@ class LocalMessageStore:
         older_than: int | None = None,
         with_deleted: bool = False,
         max_messages: int,
+        max_bytes: int | None = None,
     ) -> list[StoredMessage]:
         """KeyLookup."""
         self._check_readable()
         visible_end = self._writer.visible_end
         log_end = visible_end if older_than is None else min(older_than, visible_end)
         wanted = Wanted(key, frozenset(topics), by_id, from_ms, to_ms, log_end, with_deleted)
-        return await self._lookup.find(wanted, max_messages=max_messages)
+        return await self._lookup.find(wanted, max_messages=max_messages, max_bytes=max_bytes)
 
     async def read_each(
         self, places: Sequence[tuple[QueueId, int]], *, max_bytes: int

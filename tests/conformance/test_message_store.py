@@ -320,6 +320,8 @@ async def test_messages_of_one_key_come_newest_first_and_no_more_than_asked_for(
     assert await ids_of(store, "same", max_messages=1_000) == [f"m{n}" for n in reversed(range(300))]
     assert await ids_of(store, "same", max_messages=3) == ["m299", "m298", "m297"]
     assert await ids_of(store, "same", max_messages=0) == []
+    for max_bytes, found in ((0, 2), (1, 2), (2, 3), (10, 11), (1_000, 300)):
+        assert len(await ids_of(store, "same", max_messages=1_000, max_bytes=max_bytes)) == found
     third = (await store.find_messages("same", topics=["orders"], max_messages=3))[-1]
     assert await ids_of(store, "same", older_than=third.log_offset, max_messages=2) == ["m296", "m295"]
 

@@ -59,6 +59,29 @@ def test_the_messages_of_a_key_come_newest_first_page_by_page(api, make_topic):
     assert found == sent[::-1]
 
 
+def test_a_page_of_large_messages_is_a_short_one_and_the_next_page_has_the_others(api, topic):
+    group = f"/v1/groups/of-{topic}"
+    ok(api.put(group, json={"topics": [{"topic": topic}]}), 201)
+    bodies = [letter * 2_500_000 for letter in "abc"]
+    for body in bodies:
+        ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": body, "key": "large"}), 201)
+    while received := ok(api.post(f"{group}/receive", json={}))["messages"]:
+        entries = [{"receipt_handle": one["receipt_handle"]} for one in received]
+        ok(api.post(f"{group}/dead-letter", json={"entries": entries}))
+
+    for path, query, expected in (
+        ("/v1/messages", {"topic": topic, "key": "large"}, bodies[::-1]),
+        (f"{group}/dead-letters", {}, bodies),
+    ):
+        pages = []
+        while not pages or "next_page_token" in pages[-1]:
+            more = {"page_token": pages[-1]["next_page_token"]} if pages else {}
+            pages.append(ok(api.get(path, params=query | more)))
+        assert [[one.get("message", one)["payload"] for one in page["items"]] for page in pages] == [
+            [body] for body in expected
+        ]
+
+
 def test_a_query_keeps_to_its_time_to_the_millisecond(api, topic):
     first = ok(api.get(f"/v1/messages/{send(api, topic, key='k')}"))
     at = first["stored_at"]
