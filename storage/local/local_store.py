@@ -4,16 +4,12 @@ The event loop on which it is opened owns it; every method is called there.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import PurePath
-from typing import TypeVar
-
-import structlog
 
 from storage.clock import Clock
 from storage.errors import (
     CorruptRecord,
-    FlushFailed,
     InvalidRequest,
     LogTakenAway,
     OffsetBeyondEnd,
@@ -22,29 +18,18 @@ from storage.errors import (
     StoreClosed,
     UnknownTopic,
 )
-from storage.files.vfs import Vfs, is_out_of_files
+from storage.files.vfs import Vfs
 from storage.formats import unit
 from storage.identifiers import Identifiers
-from storage.local import group_offsets, queue_ends
-from storage.local.arrivals import Arrivals
-from storage.local.consume_queue import ConsumeQueue
-from storage.local.deriver import Deriver
+from storage.local.engine import Engine
 from storage.local.event_loop import EventLoopRunner
-from storage.local.flusher import Flusher
-from storage.local.futures import answering, failing, in_lane, resolve, waking
-from storage.local.interval_flush import IntervalFlush
-from storage.local.key_lookup import KeyLookup, Wanted
-from storage.local.log_writer import AppendCall, LogWriter
-from storage.local.offset_commits import OffsetCommits
-from storage.local.options import FlushPolicy, LocalStoreOptions
-from storage.local.preparer import Preparer
-from storage.local.rate_limit import RateLimit
-from storage.local.reader import Reader
+from storage.local.futures import answering, failing, in_lane, waking
+from storage.local.key_lookup import Wanted
+from storage.local.log_writer import AppendCall
+from storage.local.options import LocalStoreOptions
 from storage.local.recovery import Progress
-from storage.local.retention import Retention
 from storage.local.runner import Lane, Runner
 from storage.local.running_verification import WINDOW_BYTES, RunningStoreVerification
-from storage.local.scrub import Scrub
 from storage.local.store_files import StoreFiles
 from storage.local.verify.verification import StoreVerification
 from storage.message import Appended, DueEntry, Durability, Message, OffsetRange, QueueId, StoredMessage
@@ -62,9 +47,6 @@ from storage.store import (
     Snapshot,
     StoreStatus,
 )
-
-T = TypeVar("T")
-log = structlog.get_logger()
 
 
 class LocalMessageStore:
@@ -109,125 +91,32 @@ class LocalMessageStore:
         own_runner: EventLoopRunner | None,
         on_failure: Callable[[Exception], None],
     ) -> None:
-        recovered = files.recovered
         self._loop = asyncio.get_running_loop()  # asked once: asking is a system call
         self._options = options
-        self._files = files
         self._clock = clock
         self._runner = runner
-        self._own_runner = own_runner
-        self._on_failure = on_failure
-        self._failure: Exception | None = None
-        self._closing: asyncio.Task[None] | None = None
-        self._is_closed = False
-        self._waits = True
         self._expiring = asyncio.Lock()
-        self._drained: asyncio.Future[None] | None = None
-        self._kept: asyncio.Future[bool] | None = None
-        self._synced: list[tuple[int, asyncio.Future[None]]] = []
-        self._queues = recovered.queues
-        self._offsets = files.offsets
-        self._due_index = files.due_index
-        self._arrivals = Arrivals()
+        self._closing: asyncio.Task[None] | None = None
+        self._engine = engine = Engine(options, files, clock, identifiers, runner, own_runner, on_failure)
+        self._check_readable = engine.check_readable
+        self._in_lane = engine.in_lane
+        # Not looked up in the engine at each call: an append is counted in microseconds.
+        self._files = files
         self._log = files.log
-        self._preparer = Preparer(
-            files.segments,
-            runner,
-            prepared_end=recovered.end,
-            ahead_bytes=options.log_ahead_bytes,
-            reserve_bytes=options.log_reserve_bytes,
-            on_prepared=self._on_prepared,
-            on_full=self._on_full,
-            on_failure=self._fail,
-        )
-        self._writer = LogWriter(
-            self._log,
-            self._preparer,
-            runner,
-            clock,
-            options,
-            epoch=recovered.epoch,
-            last_stored_at_ms=recovered.last_stored_at_ms,
-            on_visible=self._on_visible,
-        )
-        self._flusher = Flusher(
-            files.segments,
-            files.checkpoint,
-            runner,
-            clock,
-            durable_end=recovered.end,
-            epoch=recovered.epoch,
-            warn_ms=options.warn_sync_ms,
-            on_flushed=self._on_flushed,
-            on_failure=self._fail,
-        )
-        self._writer.attach(self._flusher)
-        self._deriver = Deriver(
-            self._queues,
-            files.queue_files,
-            files.key_index,
-            files.due_index,
-            files.segments,
-            files.snapshots,
-            files.delay_files,
-            self._offsets,
-            files.checkpoint,
-            self._writer,
-            self._flusher,
-            runner,
-            clock,
-            options,
-            indexed_end=recovered.indexed_end,
-            on_failure=self._fail,
-        )
-        self._reader = Reader(self._log, self._queues, files.queue_files, files.queue_check, runner)
-        self._lookup = KeyLookup(
-            self._log,
-            files.key_index,
-            runner,
-            indexed_end=lambda: self._deriver.indexed_end,
-            visible_end=lambda: self._writer.visible_end,
-            find_queue=self._queues.find,
-        )
-        self._identifiers = identifiers
-        self._commits = OffsetCommits(self._offsets, self._queues, self._writer, clock, identifiers)
-        self._retention = Retention(
-            self._log,
-            files.segments,
-            self._queues,
-            files.queue_files,
-            files.queue_check,
-            files.key_index,
-            self._deriver,
-            self._writer,
-            clock,
-            options,
-            space=files.space,
-            measure=files.measure,
-            check_log=files.check_log,
-            pause=self._pause,
-            in_lane=self._in_lane,
-            in_read_lane=self._reader.in_read_lane,
-            append=self._append_own,
-            put_back_offsets=self._commits.put_back,
-            record_beginning=self._record_beginning,
-        )
-        self._scrub = Scrub(
-            files.directory.vfs,
-            files.directory.root,
-            files.segments,
-            files.snapshots,
-            clock,
-            options,
-            in_lane=self._in_lane,
-            safe_end=lambda: self._deriver.thorough_end,
-        )
-        self._verify_limit = RateLimit(options.verify_bytes_per_second, clock)
-        self._interval = IntervalFlush(self._writer, self._flusher, runner, clock, options)
-        self._preparer.advance(recovered.end)
-        self._deriver.start()
-        if options.flush is FlushPolicy.INTERVAL:
-            self._interval.start()
+        self._due_index = files.due_index
+        self._offsets = files.offsets
+        self._queues = engine.queues
+        self._arrivals = engine.arrivals
+        self._preparer = engine.preparer
+        self._writer = engine.writer
+        self._flusher = engine.flusher
+        self._deriver = engine.deriver
+        self._reader = engine.reader
+        self._lookup = engine.lookup
+        self._commits = engine.commits
+        self._retention = engine.retention
+        self._scrub = engine.scrub
+        self._deletion = engine.deletion
 
     # --------------------------------------------------------------------------------------------------- MessageStore
 
@@ -270,7 +159,7 @@ class LocalMessageStore:
     async def wait_for_arrival(self, queue: QueueId, queue_offset: int, *, timeout_ms: int) -> bool:
         found = self._queues[queue]
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
-        while found.end <= queue_offset and self._waits and self._queues.find(queue) is found:
+        while found.end <= queue_offset and self._engine.waits and self._queues.find(queue) is found:
             left_ms = deadline_ms - self._clock.monotonic_ms()
             if left_ms <= 0:
                 return False
@@ -306,13 +195,12 @@ class LocalMessageStore:
 
     def stop_waiting(self) -> None:
         """Every reader that waits, or will, returns at once: the service stops."""
-        self._waits = False
-        self._arrivals.wake_all()
+        self._engine.stop_waiting()
 
     async def aclose(self) -> None:
         if self._closing is None:
             self._writer.close(StoreClosed())
-            self._closing = asyncio.ensure_future(self._close())
+            self._closing = asyncio.ensure_future(self._engine.close())
         await asyncio.shield(self._closing)
 
     # --------------------------------------------------------------------------------------------------------- extras
@@ -324,39 +212,9 @@ class LocalMessageStore:
     async def delete_topic(self, topic: str) -> None:
         """TopicDeletion."""
         self._check_readable()
-        # From here on nothing is taken for it; what was taken before is written in front of its deletion.
-        queues = self._queues.close(topic)
-        if not queues:
-            return
-        now_ms = self._clock.wall_ms()
-        ends = [(queue.id, queue.next_offset) for queue in queues]
-        messages = [
-            *queue_ends.end_messages(ends, now_ms=now_ms, tag=queue_ends.DELETED),
-            group_offsets.deletion_message(topic, message_id=self._identifiers.new("msg"), now_ms=now_ms),
-        ]
-        self._queues.grow(queue_ends.QUEUE.topic, 1)
         answer: asyncio.Future[list[Appended]] = self._loop.create_future()
-
-        def done(appended: list[Appended]) -> None:
-            self._queues.delete(topic)
-            self._offsets.drop(topic)
-            self._retention.topic_deleted(topic)
-            self._arrivals.notify(queues)
-            resolve(answer, appended)
-
-        def failed(error: Exception) -> None:
-            self._queues.reopen(topic)
-            failing(answer)(error)
-
-        written_to = [self._queues[message.queue] for message in messages]
-        call = AppendCall(messages, written_to, Durability.SYNCED, done=done, failed=failed, from_reserve=True)
-        try:
-            self._writer.add(call)
-        except Exception:
-            self._queues.reopen(topic)
-            raise
-        appended = await answer
-        await self.wait_durable(appended[-1])
+        if self._deletion.begin(topic, answering(answer), failing(answer)):
+            await self.wait_durable((await answer)[-1])
 
     def deleted_queues(self) -> int:
         """TopicDeletion."""
@@ -373,7 +231,7 @@ class LocalMessageStore:
             try:
                 return await self._retention.run_once(now_ms, put_back, keep_ms=keep_ms, at_any_hour=at_any_hour)
             except LogTakenAway as error:
-                self._fail(error)  # what is acknowledged from now on would be gone with the process
+                self._engine.fail(error)  # what is acknowledged from now on would be gone with the process
                 raise
 
     async def expired_segments(self, now_ms: int, *, keep_ms: int = 0) -> list[SegmentInfo]:
@@ -402,7 +260,7 @@ class LocalMessageStore:
     async def wait_durable(self, appended: Appended) -> None:
         """SyncedPosition."""
         if not appended.durable and appended.log_offset is not None:
-            await self._wait_synced(appended.log_offset)
+            await self._engine.wait_synced(appended.log_offset)
 
     def stored_offset(self) -> int:
         """SyncedPosition."""
@@ -415,18 +273,8 @@ class LocalMessageStore:
     async def flush(self) -> int:
         """SyncedPosition."""
         self._check_readable()
-        await self._wait_synced(self._writer.written_end - 1)
+        await self._engine.wait_synced(self._writer.written_end - 1)
         return self._flusher.durable_end
-
-    async def _wait_synced(self, log_offset: int) -> None:
-        if self.is_durable(log_offset):
-            return
-        if self._failure is not None:
-            raise FlushFailed
-        synced: asyncio.Future[None] = self._loop.create_future()
-        self._synced.append((log_offset, synced))
-        self._flusher.request(self._writer.written_end, self._writer.stored_at_ms)
-        await synced
 
     async def find_messages(
         self,
@@ -482,7 +330,7 @@ class LocalMessageStore:
 
     async def load_snapshot(self, name: str) -> Snapshot | None:
         """Snapshots."""
-        if self._is_closed:
+        if self._engine.is_closed:
             raise StoreClosed
         waiting = self._deriver.waiting_snapshot(name)
         if waiting is not None:
@@ -571,10 +419,6 @@ class LocalMessageStore:
         """Status."""
         return self._writer.pressure
 
-    def _check_readable(self) -> None:
-        if self._is_closed or self._failure is not None:
-            raise StoreClosed
-
     async def begin_verification(self) -> RunningStoreVerification:
         """Verifiable."""
         self._check_readable()
@@ -584,7 +428,7 @@ class LocalMessageStore:
             lambda: StoreVerification(directory.vfs, directory.root, is_running=True, window_bytes=WINDOW_BYTES),
         )
         return RunningStoreVerification(
-            made, self._verify_limit, check=self._check_readable, pause=self._pause, in_lane=self._in_lane
+            made, self._engine.verify_limit, check=self._check_readable, pause=self._engine.pause, in_lane=self._in_lane
         )
 
     async def scrub(self) -> int:
@@ -595,104 +439,3 @@ class LocalMessageStore:
     def scrub_status(self) -> ScrubStatus:
         """Scrubbing."""
         return self._scrub.status()
-
-    # ------------------------------------------------------------------------------------------- what the parts report
-
-    def _on_visible(self, queues: Iterable[ConsumeQueue]) -> None:
-        self._deriver.note_visible(queues)
-        self._arrivals.notify(queues)
-
-    def _on_prepared(self) -> None:
-        self._writer.on_prepared()
-
-    def _on_full(self, error: Exception) -> None:
-        event = "too_many_open_files" if is_out_of_files(error) else "disk_full"
-        log.warning(event, directory=str(self._files.directory.root), error=str(error))
-        self._writer.on_full()
-
-    def _on_flushed(self) -> None:
-        self._writer.on_flushed()
-        self._deriver.on_flushed()
-        durable_end = self._flusher.durable_end
-        for close in self._files.segments.let_go_of_sealed(durable_end):
-            self._runner.beside(Lane.PREPARE, close, lambda _: None, self._fail)  # to unmap 1 GiB takes a while
-        if self._synced:
-            reached = [synced for offset, synced in self._synced if offset < durable_end]
-            self._synced = [(offset, synced) for offset, synced in self._synced if offset >= durable_end]
-            for synced in reached:
-                resolve(synced, None)
-        self._check_drained()
-
-    def _fail(self, error: Exception) -> None:
-        """The log, or what belongs to it, could not be written: nothing is acknowledged any more."""
-        if self._failure is not None:
-            return
-        self._failure = error
-        self._writer.fail(error)
-        self._preparer.stop()
-        synced, self._synced = self._synced, []
-        for _, waiting in synced:
-            failing(waiting)(FlushFailed())
-        self._arrivals.wake_all()
-        self._check_drained()
-        if self._kept is not None:
-            resolve(self._kept, False)
-        self._on_failure(error)
-
-    # -------------------------------------------------------------------------------------------------------- closing
-
-    async def _close(self) -> None:
-        self.stop_waiting()
-        if not self._writer.is_idle and self._failure is None:
-            self._drained = self._loop.create_future()
-            await self._drained
-        self._interval.stop()
-        self._preparer.stop()
-        is_kept = self._failure is None and await self._keep_derived()
-        await self._scrub.aclose(saves=is_kept)
-        self._deriver.stop()
-        # One after another, behind whatever the lanes still do: then nobody uses a file any more.
-        for lane in (Lane.PREPARE, Lane.DERIVE, Lane.READ):
-            await self._in_lane(lane, lambda: None)
-        self._is_closed = True
-        in_order = is_kept and self._failure is None
-        end, stored_at_ms, epoch = self._writer.written_end, self._writer.stored_at_ms, self._files.recovered.epoch
-        await self._in_lane(Lane.FLUSH, lambda: self._files.close(end, stored_at_ms, epoch, in_order=in_order))
-        if self._own_runner is not None:
-            self._own_runner.close()
-
-    async def _keep_derived(self) -> bool:
-        kept: asyncio.Future[bool] = self._loop.create_future()
-        self._kept = kept
-        self._deriver.run_thorough(lambda succeeded: resolve(kept, succeeded))
-        return await kept
-
-    def _check_drained(self) -> None:
-        if self._drained is not None and (self._writer.is_idle or self._failure is not None):
-            resolve(self._drained, None)
-
-    # ------------------------------------------------------------------------------------------------------ retention
-
-    async def _pause(self, delay_ms: int) -> None:
-        elapsed: asyncio.Future[None] = self._loop.create_future()
-        self._runner.later(delay_ms, waking(elapsed))
-        await elapsed
-
-    async def _append_own(self, messages: Sequence[Message]) -> None:
-        """Durable on return."""
-        self._queues.grow(queue_ends.QUEUE.topic, 1)
-        appended = await self.append(messages, durability=Durability.SYNCED, from_reserve=True)
-        await self.wait_durable(appended[-1])
-
-    async def _record_beginning(self, first_offset: int) -> None:
-        """Durable on return. A failed sync is final, as each one of the checkpoint is."""
-        if self._failure is not None:
-            raise FlushFailed
-        try:
-            await self._in_lane(Lane.FLUSH, lambda: self._files.checkpoint.record_beginning(first_offset))
-        except OSError as error:
-            self._fail(error)
-            raise
-
-    async def _in_lane(self, lane: Lane, job: Callable[[], T]) -> T:
-        return await in_lane(self._runner, lane, job)

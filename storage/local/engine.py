@@ -1,0 +1,297 @@
+"""The parts of an open store: how they are wired, what they report to each other, how they fail and how they end.
+
+`LocalMessageStore` answers calls with them; the two are the bridge to asyncio. The event loop that makes the engine owns it.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+import structlog
+
+from storage.clock import Clock
+from storage.errors import FlushFailed, StoreClosed
+from storage.files.vfs import is_out_of_files
+from storage.identifiers import Identifiers
+from storage.local import queue_ends
+from storage.local.arrivals import Arrivals
+from storage.local.consume_queue import ConsumeQueue
+from storage.local.deriver import Deriver
+from storage.local.event_loop import EventLoopRunner
+from storage.local.flusher import Flusher
+from storage.local.futures import answering, failing, in_lane, resolve, waking
+from storage.local.interval_flush import IntervalFlush
+from storage.local.key_lookup import KeyLookup
+from storage.local.log_writer import AppendCall, LogWriter
+from storage.local.offset_commits import OffsetCommits
+from storage.local.options import FlushPolicy, LocalStoreOptions
+from storage.local.preparer import Preparer
+from storage.local.rate_limit import RateLimit
+from storage.local.reader import Reader
+from storage.local.retention import Retention
+from storage.local.runner import Lane, Runner
+from storage.local.scrub import Scrub
+from storage.local.store_files import StoreFiles
+from storage.local.topic_deletion import TopicDeletions
+from storage.message import Appended, Durability, Message
+
+T = TypeVar("T")
+log = structlog.get_logger()
+
+
+class Engine:
+    """The first failure is final: nothing is acknowledged after it."""
+
+    def __init__(
+        self,
+        options: LocalStoreOptions,
+        files: StoreFiles,
+        clock: Clock,
+        identifiers: Identifiers,
+        runner: Runner,
+        own_runner: EventLoopRunner | None,
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        """`own_runner`: to be closed at the end. `on_failure`: called once."""
+        recovered = files.recovered
+        self._loop = asyncio.get_running_loop()  # asked once: asking is a system call
+        self._files = files
+        self._runner = runner
+        self._own_runner = own_runner
+        self._on_failure = on_failure
+        self._failure: Exception | None = None
+        self.is_closed = False
+        self.waits = True
+        self._drained: asyncio.Future[None] | None = None
+        self._kept: asyncio.Future[bool] | None = None
+        self._synced: list[tuple[int, asyncio.Future[None]]] = []
+        self.queues = recovered.queues
+        self._offsets = files.offsets
+        self.arrivals = Arrivals()
+        self._log = files.log
+        self.preparer = Preparer(
+            files.segments,
+            runner,
+            prepared_end=recovered.end,
+            ahead_bytes=options.log_ahead_bytes,
+            reserve_bytes=options.log_reserve_bytes,
+            on_prepared=self._on_prepared,
+            on_full=self._on_full,
+            on_failure=self.fail,
+        )
+        self.writer = LogWriter(
+            self._log,
+            self.preparer,
+            runner,
+            clock,
+            options,
+            epoch=recovered.epoch,
+            last_stored_at_ms=recovered.last_stored_at_ms,
+            on_visible=self._on_visible,
+        )
+        self.flusher = Flusher(
+            files.segments,
+            files.checkpoint,
+            runner,
+            clock,
+            durable_end=recovered.end,
+            epoch=recovered.epoch,
+            warn_ms=options.warn_sync_ms,
+            on_flushed=self._on_flushed,
+            on_failure=self.fail,
+        )
+        self.writer.attach(self.flusher)
+        self.deriver = Deriver(
+            self.queues,
+            files.queue_files,
+            files.key_index,
+            files.due_index,
+            files.segments,
+            files.snapshots,
+            files.delay_files,
+            self._offsets,
+            files.checkpoint,
+            self.writer,
+            self.flusher,
+            runner,
+            clock,
+            options,
+            indexed_end=recovered.indexed_end,
+            on_failure=self.fail,
+        )
+        self.reader = Reader(self._log, self.queues, files.queue_files, files.queue_check, runner)
+        self.lookup = KeyLookup(
+            self._log,
+            files.key_index,
+            runner,
+            indexed_end=lambda: self.deriver.indexed_end,
+            visible_end=lambda: self.writer.visible_end,
+            find_queue=self.queues.find,
+        )
+        self.commits = OffsetCommits(self._offsets, self.queues, self.writer, clock, identifiers)
+        self.retention = Retention(
+            self._log,
+            files.segments,
+            self.queues,
+            files.queue_files,
+            files.queue_check,
+            files.key_index,
+            self.deriver,
+            self.writer,
+            clock,
+            options,
+            space=files.space,
+            measure=files.measure,
+            check_log=files.check_log,
+            pause=self.pause,
+            in_lane=self.in_lane,
+            in_read_lane=self.reader.in_read_lane,
+            append=self._append_own,
+            put_back_offsets=self.commits.put_back,
+            record_beginning=self._record_beginning,
+        )
+        self.deletion = TopicDeletions(
+            self.queues, self._offsets, self.retention, self.arrivals, self.writer, clock, identifiers
+        )
+        self.scrub = Scrub(
+            files.directory.vfs,
+            files.directory.root,
+            files.segments,
+            files.snapshots,
+            clock,
+            options,
+            in_lane=self.in_lane,
+            safe_end=lambda: self.deriver.thorough_end,
+        )
+        self.verify_limit = RateLimit(options.verify_bytes_per_second, clock)
+        self._interval = IntervalFlush(self.writer, self.flusher, runner, clock, options)
+        self.preparer.advance(recovered.end)
+        self.deriver.start()
+        if options.flush is FlushPolicy.INTERVAL:
+            self._interval.start()
+
+    def check_readable(self) -> None:
+        if self.is_closed or self._failure is not None:
+            raise StoreClosed
+
+    async def wait_synced(self, log_offset: int) -> None:
+        """Return once the byte at this log offset is on disk. Raises FlushFailed."""
+        if log_offset < self.flusher.durable_end:
+            return
+        if self._failure is not None:
+            raise FlushFailed
+        synced: asyncio.Future[None] = self._loop.create_future()
+        self._synced.append((log_offset, synced))
+        self.flusher.request(self.writer.written_end, self.writer.stored_at_ms)
+        await synced
+
+    # ------------------------------------------------------------------------------------------- what the parts report
+
+    def _on_visible(self, queues: Iterable[ConsumeQueue]) -> None:
+        self.deriver.note_visible(queues)
+        self.arrivals.notify(queues)
+
+    def _on_prepared(self) -> None:
+        self.writer.on_prepared()
+
+    def _on_full(self, error: Exception) -> None:
+        event = "too_many_open_files" if is_out_of_files(error) else "disk_full"
+        log.warning(event, directory=str(self._files.directory.root), error=str(error))
+        self.writer.on_full()
+
+    def _on_flushed(self) -> None:
+        self.writer.on_flushed()
+        self.deriver.on_flushed()
+        durable_end = self.flusher.durable_end
+        for close in self._files.segments.let_go_of_sealed(durable_end):
+            self._runner.beside(Lane.PREPARE, close, lambda _: None, self.fail)  # to unmap 1 GiB takes a while
+        if self._synced:
+            reached = [synced for offset, synced in self._synced if offset < durable_end]
+            self._synced = [(offset, synced) for offset, synced in self._synced if offset >= durable_end]
+            for synced in reached:
+                resolve(synced, None)
+        self._check_drained()
+
+    def fail(self, error: Exception) -> None:
+        """The log, or what belongs to it, could not be written: nothing is acknowledged any more."""
+        if self._failure is not None:
+            return
+        self._failure = error
+        self.writer.fail(error)
+        self.preparer.stop()
+        synced, self._synced = self._synced, []
+        for _, waiting in synced:
+            failing(waiting)(FlushFailed())
+        self.arrivals.wake_all()
+        self._check_drained()
+        if self._kept is not None:
+            resolve(self._kept, False)
+        self._on_failure(error)
+
+    # -------------------------------------------------------------------------------------------------------- closing
+
+    def stop_waiting(self) -> None:
+        """Every reader that waits, or will, returns at once."""
+        self.waits = False
+        self.arrivals.wake_all()
+
+    async def close(self) -> None:
+        self.stop_waiting()
+        if not self.writer.is_idle and self._failure is None:
+            self._drained = self._loop.create_future()
+            await self._drained
+        self._interval.stop()
+        self.preparer.stop()
+        is_kept = self._failure is None and await self._keep_derived()
+        await self.scrub.aclose(saves=is_kept)
+        self.deriver.stop()
+        # One after another, behind whatever the lanes still do: then nobody uses a file any more.
+        for lane in (Lane.PREPARE, Lane.DERIVE, Lane.READ):
+            await self.in_lane(lane, lambda: None)
+        self.is_closed = True
+        in_order = is_kept and self._failure is None
+        end, stored_at_ms, epoch = self.writer.written_end, self.writer.stored_at_ms, self._files.recovered.epoch
+        await self.in_lane(Lane.FLUSH, lambda: self._files.close(end, stored_at_ms, epoch, in_order=in_order))
+        if self._own_runner is not None:
+            self._own_runner.close()
+
+    async def _keep_derived(self) -> bool:
+        kept: asyncio.Future[bool] = self._loop.create_future()
+        self._kept = kept
+        self.deriver.run_thorough(lambda succeeded: resolve(kept, succeeded))
+        return await kept
+
+    def _check_drained(self) -> None:
+        if self._drained is not None and (self.writer.is_idle or self._failure is not None):
+            resolve(self._drained, None)
+
+    # ------------------------------------------------------------------------------------------ what the parts ask for
+
+    async def pause(self, delay_ms: int) -> None:
+        elapsed: asyncio.Future[None] = self._loop.create_future()
+        self._runner.later(delay_ms, waking(elapsed))
+        await elapsed
+
+    async def _append_own(self, messages: Sequence[Message]) -> None:
+        """Durable on return."""
+        self.queues.grow(queue_ends.QUEUE.topic, 1)
+        answer: asyncio.Future[list[Appended]] = self._loop.create_future()
+        queues = [self.queues[message.queue] for message in messages]
+        done, failed = answering(answer), failing(answer)
+        self.writer.add(AppendCall(messages, queues, Durability.SYNCED, done=done, failed=failed, from_reserve=True))
+        last = (await answer)[-1]
+        if not last.durable and last.log_offset is not None:
+            await self.wait_synced(last.log_offset)
+
+    async def _record_beginning(self, first_offset: int) -> None:
+        """Durable on return. A failed sync is final, as each one of the checkpoint is."""
+        if self._failure is not None:
+            raise FlushFailed
+        try:
+            await self.in_lane(Lane.FLUSH, lambda: self._files.checkpoint.record_beginning(first_offset))
+        except OSError as error:
+            self.fail(error)
+            raise
+
+    async def in_lane(self, lane: Lane, job: Callable[[], T]) -> T:
+        return await in_lane(self._runner, lane, job)

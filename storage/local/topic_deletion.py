@@ -1,0 +1,69 @@
+"""Deletes a topic: its queues end in the log, where a replay finds the end, and their offsets are never used again."""
+
+from collections.abc import Callable
+
+from storage.clock import Clock
+from storage.identifiers import Identifiers
+from storage.local import group_offsets, queue_ends
+from storage.local.arrivals import Arrivals
+from storage.local.consume_queue import ConsumeQueues
+from storage.local.group_offsets import GroupOffsets
+from storage.local.log_writer import AppendCall, LogWriter
+from storage.local.retention import Retention
+from storage.message import Appended, Durability
+
+
+class TopicDeletions:
+    """The owner's thread."""
+
+    def __init__(
+        self,
+        queues: ConsumeQueues,
+        offsets: GroupOffsets,
+        retention: Retention,
+        arrivals: Arrivals,
+        writer: LogWriter,
+        clock: Clock,
+        identifiers: Identifiers,
+    ) -> None:
+        self._queues = queues
+        self._offsets = offsets
+        self._retention = retention
+        self._arrivals = arrivals
+        self._writer = writer
+        self._clock = clock
+        self._identifiers = identifiers
+
+    def begin(self, topic: str, done: Callable[[list[Appended]], None], failed: Callable[[Exception], None]) -> bool:
+        """Delete the topic; False where it does not exist. `done` gets its last events, which may not be durable yet."""
+        # From here on nothing is taken for it; what was taken before is written in front of its deletion.
+        queues = self._queues.close(topic)
+        if not queues:
+            return False
+        now_ms = self._clock.wall_ms()
+        ends = [(queue.id, queue.next_offset) for queue in queues]
+        messages = [
+            *queue_ends.end_messages(ends, now_ms=now_ms, tag=queue_ends.DELETED),
+            group_offsets.deletion_message(topic, message_id=self._identifiers.new("msg"), now_ms=now_ms),
+        ]
+        self._queues.grow(queue_ends.QUEUE.topic, 1)
+
+        def deleted(appended: list[Appended]) -> None:
+            self._queues.delete(topic)
+            self._offsets.drop(topic)
+            self._retention.topic_deleted(topic)
+            self._arrivals.notify(queues)
+            done(appended)
+
+        def not_deleted(error: Exception) -> None:
+            self._queues.reopen(topic)
+            failed(error)
+
+        written_to = [self._queues[message.queue] for message in messages]
+        call = AppendCall(messages, written_to, Durability.SYNCED, done=deleted, failed=not_deleted, from_reserve=True)
+        try:
+            self._writer.add(call)
+        except Exception:
+            self._queues.reopen(topic)
+            raise
+        return True
