@@ -6,6 +6,7 @@ from benchmarks import (
     append,
     asking,
     audit,
+    deletion,
     delivery,
     http,
     index,
@@ -28,7 +29,13 @@ BENCHMARKS = {
     "delivery": delivery.run,
     "longest_turn": longest_turn.run,
 }
-LONG = {"audit": audit.run, "schedules": schedules.run, "segments": segments.run, "transactions": transactions.run}
+LONG = {
+    "audit": audit.run,
+    "deletion": deletion.run,
+    "schedules": schedules.run,
+    "segments": segments.run,
+    "transactions": transactions.run,
+}
 
 
 def main() -> int:
