@@ -198,7 +198,9 @@ def put_groups(server: Server) -> None:
             ok(api.put(f"/v1/groups/{group}", json={"topics": [{"topic": "orders"}]}), 201)
         for group in EXISTING["producer_group"]:
             by_webhook = {"check_mode": "webhook", "check_url": f"http://{RECEIVER}/checks"}
-            assert api.put(f"/v1/producer-groups/{group}", json=by_webhook if group == "asked" else {}).is_success
+            path = f"/v1/producer-groups/{group}"
+            known = {"If-Match": "*"} if api.get(path).is_success else {}
+            assert api.put(path, json=by_webhook if group == "asked" else {}, headers=known).is_success
 
 
 def send_one(server: Server, **fields: Any) -> dict[str, Any]:
