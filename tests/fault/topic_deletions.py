@@ -30,6 +30,8 @@ FAR_MS = 43_200_000
 OPEN = ("prepared", "held")
 _ANSWERS_BEFORE = 12  # of the clients at work, before the deletion begins
 _PATIENCE_SECONDS = 120  # as on a busy machine
+_STEPS_OF_ALL = ("begin_deletion", "delete_topic", "end_deletion")  # with force or without
+_CALLS_OF_ALL = ("store commitlog", "sync commitlog", "registry")
 _FIRST_LIVES = 1  # which nothing kills: it shows the failpoints, and how long a deletion takes
 
 
@@ -67,6 +69,7 @@ class Campaign:
     def __init__(self, directory: Path, *, seed: int, lives: int) -> None:
         self._service = Service(directory)
         self._random = Random(seed)
+        self._plan = Random(seed)  # of its own: what the clients do depends on the time that the service takes
         self._lives = lives
         self._serial = 0
         self._points: list[str] = []
@@ -97,13 +100,13 @@ class Campaign:
 
     def _life(self, number: int) -> None:
         """Check what the last life left, use a topic of each kind, and kill the service while one is deleted."""
-        is_forced = number < _FIRST_LIVES or self._random.random() < 0.7
+        is_forced = number < _FIRST_LIVES or self._plan.random() < 0.7
         deadly, second = "", ""
         if number >= _FIRST_LIVES:
-            if self._random.random() < 0.75:
-                deadly = self._random.choice(self._points)
-            if self._random.random() < 0.5:
-                second = self._random.choice(self._points)
+            if self._plan.random() < 0.75:
+                deadly = self._choose_point(is_forced=is_forced)
+            if self._plan.random() < 0.5:
+                second = self._choose_point(is_forced=is_forced)
         self._service.start(deadly)
         asyncio.run(self._with_client(lambda: self._use_and_delete(is_forced, is_timed=number >= _FIRST_LIVES and not deadly)))
         self._end_life(deadly or "at a random time", number)
@@ -112,14 +115,20 @@ class Campaign:
             asyncio.run(self._with_client(self._wait_until_ready_or_dead))
             self._end_life(f"{second}, at a start", number)
 
+    def _choose_point(self, *, is_forced: bool) -> str:
+        """A failpoint, mostly one that every such deletion meets; what is derived is written at any time or not at all."""
+        points = [point for point in self._points if is_forced or any(step in point for step in _STEPS_OF_ALL)]
+        usual = [point for point in points if ": " not in point or point.endswith(_CALLS_OF_ALL)]
+        return self._plan.choice(usual if self._plan.random() < 0.8 else points)
+
     def _end_life(self, kill: str, number: int) -> None:
         was_dead = self._service.is_dead
         signalled, seen = self._service.kill()
         self._points += [point for point in seen if point not in self._points]
         if signalled != signal.SIGKILL:
             self.problems.append(f"life {number}: the service ended by itself, see its log")
-        elif was_dead or kill == "at a random time":
-            self.kills[kill] += number >= _FIRST_LIVES
+        elif number >= _FIRST_LIVES and (was_dead or kill == "at a random time"):
+            self.kills[kill] += 1
 
     async def _with_client(self, work: Callable[[], Any]) -> None:
         limits = httpx.Limits(max_connections=50)
