@@ -46,7 +46,7 @@ def encode_rate(given: list[Message], seconds: float = 1.0) -> float:
     count, begun = 0, perf_counter()
     while (taken := perf_counter() - begun) < seconds:
         for _ in range(20):
-            unit.encode(given, offsets, first_offset=1 << 20, synced_offset=0, epoch=1, stored_at_ms=1)
+            assert unit.encode(given, offsets, first_offset=1 << 20, synced_offset=0, epoch=1, stored_at_ms=1).data
         count += 20 * len(given)
     return count / taken
 

@@ -29,7 +29,7 @@ older record (item intact), or is it damaged (item not intact)?
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -70,10 +70,37 @@ class UnitItem(NamedTuple):
 
 
 class EncodedUnit(NamedTuple):
-    """The bytes of a unit, and the length of each of its records."""
+    """A unit, and the length of each of its records. `parts`: its bytes up to the name of the seal, not joined yet."""
 
-    data: bytes
+    parts: list[bytes]
     record_bytes: list[int]
+
+    @property
+    def byte_count(self) -> int:
+        return sum(self.record_bytes)
+
+    @property
+    def data(self) -> bytes:
+        """All bytes of the unit."""
+        data = b"".join(self.parts)
+        return data + _seal(crc32c(data))
+
+    def pieces(self, piece_bytes: int) -> Iterator[bytes]:
+        """All bytes of the unit, in pieces of at most so many; the seal is worked out on the way."""
+        crc = left = 0
+        waiting: list[bytes] = []
+        for part in self.parts:
+            for at in range(0, len(part), piece_bytes):
+                waiting.append(part[at : at + piece_bytes])
+                left += len(waiting[-1])
+                if left >= piece_bytes:
+                    data = b"".join(waiting)
+                    piece, rest = data[:piece_bytes], data[piece_bytes:]
+                    waiting, left = [rest], len(rest)
+                    crc = crc32c(piece, crc)
+                    yield piece
+        rest = b"".join(waiting)
+        yield rest + _seal(crc32c(rest, crc))
 
 
 def encode_item(item: UnitItem) -> bytes:
@@ -98,7 +125,11 @@ def decode_item(raw: bytes, at: int = 0) -> UnitItem | None:
 
 def seal_of(data: bytes | memoryview) -> bytes:
     """The seal that belongs behind these bytes of a unit (which end with the seal's name)."""
-    return b"%08x%b" % (crc32c(data), _VALUE_END)
+    return _seal(crc32c(data))
+
+
+def _seal(crc: int) -> bytes:
+    return b"%08x%b" % (crc, _VALUE_END)
 
 
 def encode(
@@ -171,8 +202,7 @@ def encode(
         sizes.append(size)
         place += size
     parts.append(SEAL_START)
-    data = b"".join(parts)
-    return EncodedUnit(data + seal_of(data), sizes)
+    return EncodedUnit(parts, sizes)
 
 
 def _property_string(message: Message) -> bytes:

@@ -1,8 +1,8 @@
 """The end of the log: collects the appends of one turn, writes them as one unit, answers when they are as sure as they must be.
 
-The owner's thread is the only writer. A turn's calls are joined and copied into the mapped segment in one step; one flush is in
-flight, and while it is, new calls wait and go into the next unit (fewer, larger units cost less). A unit becomes visible to
-readers, and its calls are answered, when the policy says it is safe:
+The owner's thread is the only writer. A turn's calls are joined and copied into the mapped segment in one step, or a piece in
+each turn where they are large; one flush is in flight, and while it is, new calls wait and go into the next unit (fewer, larger
+units cost less). A unit becomes visible to readers, and its calls are answered, when the policy says it is safe:
 
     policy       call asks for      visible                                    answered
     before_ack   nothing, SYNCED    when durable                               when durable
@@ -16,7 +16,7 @@ decision that somebody has already read.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Literal
 
@@ -36,6 +36,7 @@ from storage.local.runner import Runner
 from storage.message import Appended, Durability, Message
 
 _AHEAD_TOLD_MS = 60_000
+_AT_ONCE_BYTES = 1 << 20  # of a unit are stored in one turn of the loop: a millisecond
 _FIXED_COST_BYTES = 512  # what a message costs while it waits, beside its body
 
 log = structlog.get_logger()
@@ -99,6 +100,19 @@ class _Unit:
         )  # fmt: skip
 
 
+class _Storing:
+    """A large unit that is being copied to the log, piece by piece; nothing else is written before its end."""
+
+    __slots__ = ("at", "calls", "pieces", "written")
+
+    def __init__(self, pieces: Iterator[bytes], at: int, written: _Unit, calls: list[AppendCall]) -> None:
+        """`at`: the log offset of the next piece. `written`: the unit as it is when all of it is stored."""
+        self.pieces = pieces
+        self.at = at
+        self.written = written
+        self.calls = calls
+
+
 class LogWriter:
     def __init__(
         self,
@@ -127,6 +141,7 @@ class LogWriter:
         self._is_ahead = False  # of the clock, by so much that it is told
         self._calls: deque[AppendCall] = deque()
         self._units: deque[_Unit] = deque()
+        self._storing: _Storing | None = None
         self._queued_bytes = 0
         self._is_scheduled = False
         self._sync_timer_runs = False
@@ -167,7 +182,7 @@ class LogWriter:
     @property
     def is_idle(self) -> bool:
         """Nothing waits to be written, durable or visible."""
-        return not self._calls and not self._units
+        return not self._calls and not self._units and self._storing is None
 
     # -------------------------------------------------------------------------------------------------------- appending
 
@@ -194,8 +209,10 @@ class LogWriter:
     def fail(self, error: Exception) -> None:
         """The log cannot be made durable. Nobody who waits is acknowledged, nothing more is taken."""
         self._closed = failure = FlushFailed(f"the log could not be made durable: {error}")
-        calls = [call for written in self._units for call, _ in written.waiting] + list(self._calls)
+        calls = [call for written in self._units for call, _ in written.waiting]
+        calls += [*(self._storing.calls if self._storing is not None else ()), *self._calls]
         self._units.clear()
+        self._storing = None
         self._calls.clear()
         self._refuse(calls, failure)
 
@@ -219,7 +236,7 @@ class LogWriter:
         self._write_calls()
 
     def _write_calls(self) -> None:
-        while self._calls:
+        while self._calls and self._storing is None:
             if self._should_wait():
                 self._watch_sync()
                 return
@@ -260,7 +277,7 @@ class LogWriter:
         now_ms = self._next_stored_at_ms()
         queue_offsets = _assign(queues)
         try:
-            data, record_bytes = unit.encode(
+            encoded = unit.encode(
                 messages,
                 queue_offsets,
                 first_offset=begin,
@@ -271,29 +288,45 @@ class LogWriter:
         except InvalidMessage as error:
             _take_back(queues)
             return self._write_each(calls) if len(calls) > 1 else self._refuse(calls, error)
-        needed_end = begin + len(data) + records.END_OF_FILE_BYTES
+        needed_end = begin + encoded.byte_count + records.END_OF_FILE_BYTES
         segment_end = begin - begin % self._options.segment_bytes + self._options.segment_bytes
         if needed_end > segment_end:
             _take_back(queues)
             if len(calls) > 1:
                 return self._write_each(calls)
-            return self._write_in_next_segment(first, len(data), segment_end)
+            return self._write_in_next_segment(first, encoded.byte_count, segment_end)
         if needed_end > self._preparer.room_end and not self._may_go_to(needed_end, calls):
             _take_back(queues)
             return self._wait_for_space(calls, needed_end)
-        self._log.segments.store(begin, data)
-        self._stored_at_ms = now_ms
-        places = unit.offsets(begin, record_bytes)
-        end = self._log.written_end = places.pop()
-        self._preparer.advance(end)
-        written = _Unit(queues, queue_offsets, places, end, now_ms)
+        places = unit.offsets(begin, encoded.record_bytes)
+        written = _Unit(queues, queue_offsets, places, places.pop(), now_ms)
         hashes = list(map(queue_entry.tag_hash, [message.tag for message in messages]))
         # Asked of each queue and not of each message: this is the path of every send.
         if any(queue.id.topic == SCHEDULE_TOPIC for queue in dict.fromkeys(queues)):
             hashes = [_tags_code(message, now_ms) for message in messages]
-        written.entries = list(map(queue_entry.encode, places, record_bytes, hashes))
-        self._written(written, calls)
+        written.entries = list(map(queue_entry.encode, places, encoded.record_bytes, hashes))
+        if encoded.byte_count <= _AT_ONCE_BYTES:
+            self._log.segments.store(begin, encoded.data)
+            self._written(written, calls)
+        else:
+            self._storing = _Storing(encoded.pieces(_AT_ONCE_BYTES), begin, written, calls)
+            self._store_piece()
         return True
+
+    def _store_piece(self) -> None:
+        """Copy one piece of a large unit to the log; others have their turn before the next."""
+        storing = self._storing
+        if storing is None:
+            return  # the log has failed since
+        piece = next(storing.pieces, None)
+        if piece is not None:
+            self._log.segments.store(storing.at, piece)
+            storing.at += len(piece)
+            self._runner.soon(self._store_piece)
+            return
+        self._storing = None
+        self._written(storing.written, storing.calls)
+        self._write_calls()
 
     def _next_stored_at_ms(self) -> int:
         """The clock's time, but never before that of the newest record: a search by time needs that."""
@@ -310,7 +343,7 @@ class LogWriter:
     def _write_each(self, calls: list[AppendCall]) -> bool:
         """Each call as a unit of its own."""
         for index, call in enumerate(calls):
-            if not self._write([call]):
+            if self._storing is not None or not self._write([call]):
                 del calls[:index]
                 return False
         return True
@@ -349,6 +382,9 @@ class LogWriter:
 
     def _written(self, written: _Unit, calls: list[AppendCall]) -> None:
         """The unit is in the page cache: answer whom that is enough for, and see to it that the others follow."""
+        self._log.written_end = written.end
+        self._stored_at_ms = written.stored_at_ms
+        self._preparer.advance(written.end)
         written.must_sync = self._options.flush is FlushPolicy.BEFORE_ACK
         cache_is_enough = self.flusher.busy_ms() < self._options.slow_sync_ms
         at = 0

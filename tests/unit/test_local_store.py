@@ -420,6 +420,88 @@ def test_a_sync_that_takes_long_makes_buffered_sends_wait():
     in_world(main)
 
 
+LARGE = {"segment_bytes": 8 << 20, "prepare_ahead_bytes": 4 << 20}
+
+
+def test_a_large_append_lets_others_have_their_turns_and_what_comes_meanwhile_is_stored_behind_it():
+    async def main(world):
+        store = await open_with_orders(world, options(**LARGE))
+        await store.append([message(message_id="before")])
+        await asyncio.sleep(1)  # until there is room for it
+        large = asyncio.ensure_future(store.append([message(bytes(3 << 20), message_id="large"), message(bytes(1 << 19))]))
+        await asyncio.sleep(0)
+        before = world.loop.turns
+        small = asyncio.ensure_future(store.append([message(message_id="after")], durability=Durability.BUFFERED))
+        while store.stored_offset() < 3 << 20:
+            assert not small.done()
+            await asyncio.sleep(0)
+        turns = world.loop.turns - before
+
+        assert turns >= 3
+        assert [one.queue_offset for one in await large] == [1, 2]
+        assert [one.queue_offset for one in await small] == [3]
+        await store.flush()
+        found = await store.read(QUEUE, 0, **EVERYTHING)
+        assert [len(one.body) for one in found] == [len(message().body), 3 << 20, 1 << 19, len(message().body)]
+        await store.aclose()
+
+    disk = in_world(main)
+
+    assert units(disk) == [1, 2, 1]
+
+
+def test_a_process_that_is_killed_within_a_large_append_leaves_none_of_it():
+    async def begin(world):
+        store = await open_with_orders(world, options(**LARGE))
+        await store.append([message(message_id="before")])
+        await asyncio.sleep(1)
+        large = asyncio.ensure_future(store.append([message(b"x" * (3 << 20))]))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not large.done()
+
+    disk = in_world(begin)
+    assert len(segment(disk).rstrip(b"\0")) > 4_096, "a part of it is in the page cache"
+
+    async def again(world):
+        store = await open_with_orders(world, options(**LARGE))
+        await store.append([message(message_id="after")])
+        return [one.message_id for one in await store.read(QUEUE, 0, **EVERYTHING)]
+
+    with World(disk, 2) as world:
+        assert world.call(again(world)) == ["before", "after"]
+
+
+def test_a_log_that_fails_within_a_large_append_acknowledges_nothing_of_it():
+    failing = False
+
+    def plan(call: str, path: PurePath) -> None:
+        if failing and call == "sync" and path.parent.name == "commitlog":
+            raise OSError(errno.EIO, "simulated")
+
+    async def main(world):
+        nonlocal failing
+        faulty(world, plan)
+        store = await open_with_orders(world, options(**LARGE, flush=FlushPolicy.INTERVAL))
+        await store.append([message()])
+        await asyncio.sleep(1)
+        world.runner.soon = lambda call: world.loop.call_later(0.0002, call)  # a turn takes as long as a part of a sync
+        failing = True
+        begin = store.stored_offset()
+        first = asyncio.ensure_future(store.append([message()], durability=Durability.SYNCED))
+        while store.stored_offset() == begin:  # noqa: ASYNC110
+            await asyncio.sleep(0.0001)
+        large = asyncio.ensure_future(store.append([message(b"x" * (3 << 20))]))
+        await asyncio.wait({first})
+        assert b"xxx" in segment(world.disk), "a part of it is stored"
+        last = asyncio.ensure_future(store.append([message()]))
+        await asyncio.wait({first, large, last}, timeout=1)
+        assert [call.done() and type(call.exception()) for call in (first, large, last)] == [FlushFailed] * 3
+        await store.aclose()
+
+    in_world(main)
+
+
 def test_closing_answers_whatever_was_taken_and_takes_nothing_more():
     async def main(world):
         store = await open_with_orders(world, options())
