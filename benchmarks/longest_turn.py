@@ -1,6 +1,6 @@
 """How long one request holds the event loop: the requests that are meant to, and the largest that are legal.
 
-CPU time of the process for one turn of the loop (`benchmarks/probed_service.py`), beside that of the idle service.
+The time for which the loop was held in one turn (`benchmarks/probed_service.py`), beside that of the idle service.
 """
 
 import gzip
@@ -67,7 +67,8 @@ def run() -> None:
             figures += [_figure(client, name, work, floor) for name, work in _reading(client)]
     show(
         "The longest turn of the event loop under one request",
-        f"CPU time, the worst of {ROUNDS}; the goal is {GOAL_MS:.0f} ms; the floor is the longest turn of the idle service",
+        f"CPU time of the loop's thread and of what it waited for, the worst of {ROUNDS}; the goal is {GOAL_MS:.0f} ms;"
+        " the floor is the longest turn of the idle service",
         figures,
     )
 

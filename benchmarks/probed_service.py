@@ -1,12 +1,16 @@
-"""`python -m benchmarks.probed_service serve ...`: the service, and how long its event loop took for one turn.
+"""`python -m benchmarks.probed_service serve ...`: the service, and how long its event loop was held for one turn.
 
-CPU seconds of the whole process between two beats of a timer on the loop, so that a busy host does not count, and a thread that
-holds the GIL does.
+What holds the loop between two beats of a timer on it: the CPU time of its thread, and the time for which the thread was blocked
+while other threads of the process used the CPU, as it is when a C call keeps the interpreter's lock. A thread that works without
+the lock does not count, as the loop goes on beside it, nor does a busy host: the loop is ready to run then, and waits for a CPU.
 """
 
 import asyncio
+import os
 import sys
-from time import process_time
+import threading
+from time import monotonic, process_time, thread_time
+from typing import NamedTuple
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,6 +21,15 @@ from cli import main, serve
 
 PATH = "/longest-turn"  # answers with the longest turn since it was asked last, in seconds
 _BEAT_SECONDS = 0.001
+
+
+class _Times(NamedTuple):
+    """Seconds so far. `ready`: of the loop's thread, ready to run while the host had no CPU for it."""
+
+    wall: float
+    own: float
+    ready: float
+    process: float
 
 
 class TurnProbe:
@@ -38,12 +51,24 @@ class TurnProbe:
         await send({"type": "http.response.body", "body": repr(found).encode()})
 
     async def _beat(self) -> None:
-        before = process_time()
+        statistics = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
+        before = _times(statistics)
         while True:
             await asyncio.sleep(_BEAT_SECONDS)
-            now = process_time()
-            self._longest = max(self._longest, now - before)
+            now = _times(statistics)
+            self._longest = max(self._longest, _held_seconds(before, now))
             before = now
+
+
+def _times(statistics: int) -> _Times:
+    _, ready_ns, _ = os.pread(statistics, 100, 0).split()
+    return _Times(monotonic(), thread_time(), int(ready_ns) / 1e9, process_time())
+
+
+def _held_seconds(before: _Times, now: _Times) -> float:
+    passed = _Times._make(end - begin for begin, end in zip(before, now, strict=True))
+    blocked = passed.wall - passed.own - passed.ready - _BEAT_SECONDS
+    return passed.own + max(0.0, min(blocked, passed.process - passed.own))
 
 
 def _create_probed(settings: Settings) -> FastAPI:
