@@ -7,6 +7,7 @@ limit of a body before they are in memory. What goes is compressed where it is l
 import asyncio
 import zlib
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from isal import isal_zlib
 from starlette.datastructures import MutableHeaders
@@ -78,43 +79,63 @@ def takes_gzip(headers: Mapping[str, str]) -> bool:
 
 
 def deflating(send: Send) -> Send:
-    """Compresses answers that come in one piece; one in pieces is sent as it comes."""
+    """Compresses answers that come whole, and large ones in pieces whose length is known; others are sent as they come."""
     start: Message | None = None
+    encoder: Any = None  # of an answer in pieces
 
     async def sending(message: Message) -> None:
-        nonlocal start
+        nonlocal start, encoder
         if message["type"] == "http.response.start":
             start = message
             return
         if start is not None:
             held, start = start, None
+            headers = MutableHeaders(scope=held)
             if not message.get("more_body", False):
                 held, message = await _deflated(held, message)
+            elif "content-length" in headers and _is_worth_it(headers):
+                encoder = isal_zlib.compressobj(1, isal_zlib.DEFLATED, _GZIP)
+                del headers["content-length"]
+                _note_gzip(headers)
             await send(held)
+        if encoder is not None:
+            message = {**message, "body": await asyncio.to_thread(_next_piece, encoder, message)}
         await send(message)
 
     return sending
+
+
+def _next_piece(encoder: Any, message: Message) -> bytes:
+    body: bytes = encoder.compress(message["body"])
+    return body if message.get("more_body", False) else body + encoder.flush()
 
 
 async def _deflated(start: Message, body: Message) -> tuple[Message, Message]:
     """An answer in one piece, compressed where it is worth it and means the same."""
     content: bytes = body["body"]
     headers = MutableHeaders(scope=start)
-    if (
-        len(content) < _MIN_BYTES
-        or headers.get("content-type", "").partition(";")[0] not in _COMPRESSED_TYPES
-        or "etag" in headers  # it names these bytes
-        or "accept-ranges" in headers  # ranges are of these bytes
-    ):
+    if len(content) < _MIN_BYTES or not _is_worth_it(headers):
         return start, body
     if len(content) <= _ON_THE_LOOP_BYTES:
         content = _compressed(content)
     else:
         content = await asyncio.to_thread(_compressed, content)
-    headers["Content-Encoding"] = "gzip"
     headers["Content-Length"] = str(len(content))
-    headers.add_vary_header("Accept-Encoding")
+    _note_gzip(headers)
     return start, {**body, "body": content}
+
+
+def _is_worth_it(headers: MutableHeaders) -> bool:
+    return (
+        headers.get("content-type", "").partition(";")[0] in _COMPRESSED_TYPES
+        and "etag" not in headers  # it names these bytes
+        and "accept-ranges" not in headers  # ranges are of these bytes
+    )
+
+
+def _note_gzip(headers: MutableHeaders) -> None:
+    headers["Content-Encoding"] = "gzip"
+    headers.add_vary_header("Accept-Encoding")
 
 
 def _compressed(content: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """One request and its answer as plain values, so that a handler serves every lane: ASGI today, a fast lane tomorrow."""
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from hashlib import sha256
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
@@ -12,6 +12,7 @@ from app import codec
 from app.body_budget import BodyShare
 from app.body_thread import LOOP_BYTES, BodyThread
 from app.problems import Refusal, invalid_field
+from storage.message import StoredMessage
 
 T = TypeVar("T")
 
@@ -20,6 +21,8 @@ JSON_LINES = "application/x-ndjson"
 HEADERS = "escrowmq.headers"  # where in the ASGI scope the gateway leaves what it has read
 BODY_SHARE = "escrowmq.body_share"  # and the request's share of the memory for bodies
 IS_GONE = "escrowmq.is_gone"  # an ASGI extension: has the client left?
+
+_PIECE_BYTES = 256 << 10  # of a large answer
 
 _STREAMS = re.compile(r"/v1/topics/[^/]+/messages/stream")
 
@@ -77,9 +80,15 @@ class Call(NamedTuple):
         """Do work that takes time with the body's size: on a thread where the body is large."""
         return await self.thread.run(len(self.body), work)
 
-    async def answer_with(self, body_bytes: int, make: Callable[[], Any]) -> "Reply":
-        """200 with what `make` makes of message bodies of so many bytes: on a thread where they are many."""
-        return Reply(200, await self.thread.run(body_bytes, lambda: codec.encode(make())))
+    async def answer_with(self, messages: Iterable[StoredMessage], make: Callable[[], Any]) -> "Reply":
+        """200 with what `make` makes of these messages: on a thread, and in pieces, where they are large."""
+        byte_count = size_of(messages)
+        self.share.hold(byte_count)
+        if byte_count <= LOOP_BYTES:
+            return reply(200, make())
+        pieces = await self.thread.run(byte_count, lambda: codec.encode_in_pieces(make()))
+        self.share.hold(sum(map(len, pieces)))
+        return Reply(200, pieces)
 
     async def ahead(self, make: Callable[[], T]) -> Callable[[], T]:
         """As `BodyThread.ahead`, for work that takes time with the body's size."""
@@ -118,10 +127,10 @@ class Call(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What it answers."""
+    """What it answers. `body`: all of it, or its pieces where it is large."""
 
     status: int
-    body: bytes
+    body: bytes | list[bytes]
     headers: Mapping[str, str] = {}
     media_type: str | None = "application/json"
 
@@ -132,6 +141,18 @@ class FileReply(NamedTuple):
     file: BinaryIO
     name: str
     media_type: str
+
+
+def size_of(messages: Iterable[StoredMessage]) -> int:
+    """Bytes of the bodies of messages, and of what senders gave them as properties."""
+    return sum([len(one.body) + (sum(map(len, one.properties.values())) if one.properties else 0) for one in messages])
+
+
+def in_pieces(body: bytes) -> bytes | list[bytes]:
+    """A body as it goes into a Reply: in pieces where it is large."""
+    if len(body) <= _PIECE_BYTES:
+        return body
+    return [body[start : start + _PIECE_BYTES] for start in range(0, len(body), _PIECE_BYTES)]
 
 
 NO_CONTENT = Reply(204, b"", {}, None)

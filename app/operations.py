@@ -3,6 +3,7 @@
 FastAPI routes and documents; the handler gets plain values (`app/exchange.py`), so the same one can serve another lane.
 """
 
+import asyncio
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
@@ -198,6 +199,8 @@ async def answer(request: Request, handler: Handler, *parameters: Any, limit: Bo
             "X-Content-Type-Options": "nosniff",  # a browser must not show it as a page of this service
         }
         return StreamingResponse(_pieces(reply.file), headers=headers, media_type=reply.media_type)
+    if isinstance(reply.body, list):
+        return _LargeAnswer(reply.body, reply.status, reply.headers, reply.media_type)
     return Response(reply.body, reply.status, reply.headers, reply.media_type)
 
 
@@ -251,6 +254,22 @@ def _under_pressure(request: Request, services: Services) -> Iterator[None]:
         if refusal is error:  # as its own cause it would keep the request's body until the next full garbage collection
             raise
         raise refusal from error
+
+
+class _LargeAnswer(Response):
+    """An answer that is sent piece by piece: none waits in memory as a whole, and others have their turn between."""
+
+    def __init__(
+        self, pieces: list[bytes], status_code: int, headers: Mapping[str, str], media_type: str | None
+    ) -> None:  # fmt: skip
+        super().__init__(b"", status_code, {**headers, "Content-Length": str(sum(map(len, pieces)))}, media_type)
+        self._pieces = pieces[::-1]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        while self._pieces:
+            await send({"type": "http.response.body", "body": self._pieces.pop(), "more_body": bool(self._pieces)})
+            await asyncio.sleep(0)
 
 
 class _Pieces(Response):

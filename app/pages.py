@@ -16,12 +16,12 @@ DEFAULT_PAGE_SIZE = 100
 PAGE_BYTES = 4 << 20  # of the items of a page, unless it is a single one
 
 
-def fitting(items: Sequence[T], page_size: int, size_of: Callable[[T], int]) -> int:
+def fitting(items: Sequence[T], page_size: int, size_of: Callable[[T], int], *, max_bytes: int = PAGE_BYTES) -> int:
     """How many of these items, where there are any, make a page: the others come with the next one."""
     byte_count = 0
     for number, item in enumerate(items[:page_size]):
         byte_count += size_of(item)
-        if byte_count > PAGE_BYTES and number:
+        if byte_count > max_bytes and number:
             return number
     return min(len(items), page_size)
 

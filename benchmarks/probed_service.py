@@ -1,8 +1,8 @@
 """`python -m benchmarks.probed_service serve ...`: the service, and how long its event loop was held for one turn.
 
-What holds the loop between two beats of a timer on it: the CPU time of its thread, and the time for which the thread was blocked
-while other threads of the process used the CPU, as it is when a C call keeps the interpreter's lock. A thread that works without
-the lock does not count, as the loop goes on beside it, nor does a busy host: the loop is ready to run then, and waits for a CPU.
+What holds the loop between two beats of a timer on it: the CPU time of its thread, and the time for which the thread was
+blocked while other threads of the process used the CPU, as it is when a C call keeps the interpreter's lock. A thread that
+works without the lock does not count, as the loop goes on beside it, nor does a busy host: the loop is ready to run then.
 """
 
 import asyncio

@@ -54,7 +54,9 @@ async def receive(services: Services, call: Call, group: str) -> Reply:
     while True:
         if not rules.subscriptions:
             raise Refusal("unsupported_combination", f"group {group} reads no topics; PUT it with some")
-        found = await services.delivery.receive(group, rules, request)
+        room = request._replace(max_bytes=call.share.reserve(given.max_bytes))
+        found = await services.delivery.receive(group, rules, room)
+        call.share.hold(sum([len(one.message.body) for one in found]))
         left_ms = deadline_ms - services.clock.monotonic_ms()
         if found or left_ms <= 0 or services.is_stopping:
             break
@@ -67,7 +69,7 @@ async def receive(services: Services, call: Call, group: str) -> Reply:
     def received() -> ReceivedMessages:
         return ReceivedMessages(server_time=now, messages=[_view(one, given.payload) for one in found])
 
-    return await call.answer_with(sum([len(one.message.body) for one in found]), received)
+    return await call.answer_with([one.message for one in found], received)
 
 
 async def ack(services: Services, call: Call, group: str) -> Reply:

@@ -30,7 +30,7 @@ MessageId = Annotated[str, Path(description="The message's id.")]
         tag="dead_letters",
         query=ListDeadLettersQuery,
         answers={200: DeadLetterPage},
-        problems=["group_not_found", "reserved_topic", "invalid_page_token"],
+        problems=["group_not_found", "reserved_topic", "invalid_page_token", "overloaded"],
     ),
 )
 async def list_dead_letters(group: Group, request: Request) -> Response:
@@ -45,7 +45,7 @@ async def list_dead_letters(group: Group, request: Request) -> Response:
         tag="dead_letters",
         query=MessageQuery,
         answers={200: DeadLetter},
-        problems=["group_not_found", "reserved_topic", "message_not_found"],
+        problems=["group_not_found", "reserved_topic", "message_not_found", "overloaded"],
     ),
 )
 async def get_dead_letter(group: Group, message_id: MessageId, request: Request) -> Response:

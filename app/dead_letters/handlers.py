@@ -14,7 +14,7 @@ from app.dead_letters.schemas import (
 )
 from app.exchange import Call, Reply, reply
 from app.messages.pull import message_view
-from app.messages.schemas import MessageQuery, PayloadForm
+from app.messages.schemas import MAX_BODY_BYTES, MessageQuery, PayloadForm
 from app.problems import Refusal, invalid_field
 from app.services import Services
 from app.tasks.handlers import view as task_view
@@ -31,8 +31,9 @@ async def list_(services: Services, call: Call, group: str) -> Reply:
     services.consumer_groups.get(group)
     query = call.parameters(ListDeadLettersQuery)
     begin = 0 if query.page_token is UNSET else pages.decode_number_token("dead_letters", query.page_token)
-    found = await services.delivery.dead_letters.slice(group, begin, query.page_size + 1, max_bytes=pages.PAGE_BYTES)
-    count = pages.fitting(found, query.page_size, lambda message: len(message.body))
+    max_bytes = call.share.reserve(pages.PAGE_BYTES)
+    found = await services.delivery.dead_letters.slice(group, begin, query.page_size + 1, max_bytes=max_bytes)
+    count = pages.fitting(found, query.page_size, lambda message: len(message.body), max_bytes=max_bytes)
 
     def page() -> DeadLetterPage:
         page = DeadLetterPage(items=[_view(message, query.payload) for message in found[:count]])
@@ -40,16 +41,17 @@ async def list_(services: Services, call: Call, group: str) -> Reply:
             page.next_page_token = pages.encode_token("dead_letters", str(found[count].queue_offset))
         return page
 
-    return await call.answer_with(sum([len(message.body) for message in found]), page)
+    return await call.answer_with(found, page)
 
 
 async def get(services: Services, call: Call, group: str, message_id: str) -> Reply:
     services.consumer_groups.get(group)
     query = call.parameters(MessageQuery)
+    call.share.reserve(MAX_BODY_BYTES)
     found = await services.delivery.dead_letters.find(group, message_id)
     if found is None:
         raise Refusal("message_not_found", f"message {message_id[:100]} is no dead letter of group {group}")
-    return await call.answer_with(len(found.body), lambda: _view(found, query.payload))
+    return await call.answer_with([found], lambda: _view(found, query.payload))
 
 
 async def purge(services: Services, _: Call, group: str) -> Reply:

@@ -149,7 +149,7 @@ async def send_message_stream(topic: Topic, request: Request) -> Response:
     return answer_stream(request, stream.send_stream, topic)
 
 
-_FIND_PROBLEMS = ("message_not_found", "message_expired", "record_corrupt", "not_supported_by_engine")
+_FIND_PROBLEMS = ("message_not_found", "message_expired", "record_corrupt", "not_supported_by_engine", "overloaded")
 
 
 @router.get(
@@ -159,7 +159,14 @@ _FIND_PROBLEMS = ("message_not_found", "message_expired", "record_corrupt", "not
         tag="messages",
         query=QueryMessagesQuery,
         answers={200: FoundPage},
-        problems=["topic_not_found", "reserved_topic", "invalid_page_token", "record_corrupt", "not_supported_by_engine"],
+        problems=[
+            "topic_not_found",
+            "reserved_topic",
+            "invalid_page_token",
+            "record_corrupt",
+            "not_supported_by_engine",
+            "overloaded",
+        ],
     ),
 )
 async def query_messages(request: Request) -> Response:
@@ -210,7 +217,7 @@ async def get_message_trace(message_id: MessageId, request: Request) -> Response
         answers={200: MessagePage},
         problems=[
             "topic_not_found", "queue_not_found", "offset_beyond_end", "offset_expired", "reserved_topic", "too_many_waiting",
-            "record_corrupt",
+            "record_corrupt", "overloaded",
         ],
     ),
 )  # fmt: skip

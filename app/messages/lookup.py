@@ -5,9 +5,9 @@ import re
 from msgspec import UNSET
 
 from app import codec, pages
-from app.exchange import Call, Reply, reply
+from app.exchange import Call, Reply, in_pieces, reply
 from app.messages.pull import message_view
-from app.messages.schemas import FoundPage, KnownMessage, MessageQuery, QueryMessagesQuery, Trace, TraceEvent
+from app.messages.schemas import MAX_BODY_BYTES, FoundPage, KnownMessage, MessageQuery, QueryMessagesQuery, Trace, TraceEvent
 from app.problems import Refusal
 from app.services import Services
 from delivery.by_time import offset_by_time
@@ -30,19 +30,26 @@ _WAITING = (names.HALF_TOPIC, names.TIMER_TOPIC, SCHEDULE_TOPIC)  # where a mess
 
 async def get(services: Services, call: Call, message_id: str) -> Reply:
     query = call.parameters(MessageQuery)
+    call.share.reserve(MAX_BODY_BYTES)
     message, schedule = await _stored_or_waiting(services, message_id)
     if schedule is None:
-        return await call.answer_with(len(message.body), lambda: message_view(message, query.payload))
-    view = message_view(message, query.payload, KnownMessage)
-    view.topic, view.queue_id, view.queue_offset = schedule.topic, UNSET, UNSET
-    view.schedule_id, view.deliver_at = schedule.schedule_id, codec.rfc3339(schedule.due_ms)
-    return reply(200, view)
+        return await call.answer_with([message], lambda: message_view(message, query.payload))
+
+    def waiting() -> KnownMessage:
+        view = message_view(message, query.payload, KnownMessage)
+        view.topic, view.queue_id, view.queue_offset = schedule.topic, UNSET, UNSET
+        view.schedule_id, view.deliver_at = schedule.schedule_id, codec.rfc3339(schedule.due_ms)
+        return view
+
+    return await call.answer_with([message], waiting)
 
 
 async def get_payload(services: Services, call: Call, message_id: str) -> Reply:
     """The body as it was sent, or the range of it that is asked for."""
+    call.share.reserve(MAX_BODY_BYTES)
     message, _ = await _stored_or_waiting(services, message_id)
     body = message.body
+    call.share.hold(len(body))
     content_type = message.system.get(properties.CONTENT_TYPE, _BYTES)
     headers = {
         "Accept-Ranges": "bytes",
@@ -58,9 +65,9 @@ async def get_payload(services: Services, call: Call, message_id: str) -> Reply:
             "range_not_satisfiable", f"the body has {len(body)} bytes", headers={"Content-Range": f"bytes */{len(body)}"}
         )
     if wanted is None:
-        return Reply(200, body, headers, media_type)
+        return Reply(200, in_pieces(body), headers, media_type)
     headers["Content-Range"] = f"bytes {wanted.start}-{wanted.stop - 1}/{len(body)}"
-    return Reply(206, body[wanted.start : wanted.stop], headers, media_type)
+    return Reply(206, in_pieces(body[wanted.start : wanted.stop]), headers, media_type)
 
 
 async def trace(services: Services, _: Call, message_id: str) -> Reply:
@@ -94,6 +101,7 @@ async def query(services: Services, call: Call) -> Reply:
     given = call.parameters(QueryMessagesQuery)
     topic = services.topics.get(given.topic)
     token = given.page_token
+    max_bytes = call.share.reserve(pages.PAGE_BYTES)
     found = await _lookup(services).find_messages(
         given.key,
         topics=[topic.name],
@@ -101,9 +109,9 @@ async def query(services: Services, call: Call) -> Reply:
         to_ms=LAST_MS if given.to is UNSET else codec.parse_time(given.to, "/query/to"),
         older_than=None if token is UNSET else pages.decode_number_token("messages", token),
         max_messages=given.page_size + 1,
-        max_bytes=pages.PAGE_BYTES,
+        max_bytes=max_bytes,
     )
-    count = pages.fitting(found, given.page_size, lambda message: len(message.body))
+    count = pages.fitting(found, given.page_size, lambda message: len(message.body), max_bytes=max_bytes)
 
     def page() -> FoundPage:
         page = FoundPage(items=[message_view(message, given.payload) for message in found[:count]])
@@ -111,7 +119,7 @@ async def query(services: Services, call: Call) -> Reply:
             page.next_page_token = pages.encode_token("messages", str(page_end(found[count - 1])))
         return page
 
-    return await call.answer_with(sum([len(message.body) for message in found]), page)
+    return await call.answer_with(found, page)
 
 
 def page_end(message: StoredMessage) -> int:

@@ -44,7 +44,7 @@ async def pull(services: Services, call: Call, topic_name: str, queue_id: int) -
             result="found" if found else "no_matched_message" if passed else "no_new_message",
         )
 
-    return await call.answer_with(sum([len(message.body) for message in found]), page)
+    return await call.answer_with(found, page)
 
 
 def message_view(message: StoredMessage, form: PayloadForm, kind: type[M] = Message, **more: Any) -> M:  # type: ignore[assignment]
@@ -75,7 +75,7 @@ def payload_view(body: bytes, form: PayloadForm) -> tuple[str | None, str | None
         return None, None
     if form != "base64":
         try:
-            return body.decode("utf-8"), "utf8"
+            return codec.decode_text(body), "utf8"
         except UnicodeDecodeError:
             pass
     pieces = range(0, len(body), _BASE64_PIECE)  # each holds the GIL
@@ -107,6 +107,7 @@ async def _read_or_wait(
     deadline_ms = services.clock.monotonic_ms() + query.wait_ms
     at = offset
     while True:
+        max_bytes = call.share.reserve(query.max_bytes)
         try:
             found, at = await read_matching(
                 services.store,
@@ -115,11 +116,12 @@ async def _read_or_wait(
                 wanted,
                 max_scanned=_SCAN_CODES,
                 max_messages=query.max_messages,
-                max_bytes=query.max_bytes,
+                max_bytes=max_bytes,
             )
         except CorruptRecord as damage:
             context = {"offset": str(at), "next_offset": str(at + 1)}
             raise Refusal("record_corrupt", f"the message at offset {at} of {queue} is damaged", context=context) from damage
+        call.share.hold(sum([len(message.body) for message in found]))
         left_ms = deadline_ms - services.clock.monotonic_ms()
         if found or left_ms <= 0 or services.is_stopping:
             return found, at, at > offset

@@ -20,7 +20,7 @@ from storage.message import QueueId
 _HOT_BYTES = 32 << 20  # behind the writer, the mapping is in memory: it has just been stored into
 _TOGETHER_BYTES = 1 << 17  # of one fetch: records of a queue, and what lies between them
 _FETCHED_BYTES = 1 << 20  # the same, in a thread that may wait
-_AT_ONCE_BYTES = 1 << 26  # a longer record is read in a thread that may wait
+_AT_ONCE_BYTES = 1 << 18  # a longer record is read in a thread, disk or not: it takes milliseconds to copy
 _VERIFY_WINDOW = 1 << 16  # of a unit at first: most are small, and who reads what lies scattered verifies each
 
 

@@ -21,6 +21,7 @@ from storage.store import Scanned
 T = TypeVar("T")
 
 _AT_ONCE = 32  # messages; about a millisecond
+_AT_ONCE_BYTES = 1 << 20  # of bodies; the same
 _ENTRIES_AT_ONCE = 1_024  # of a queue, where most of what they point to is not read
 
 
@@ -169,7 +170,7 @@ class Reader:
         if not entries or not (page.wants_all or self._check.is_confirmed(queue, page.next_offset, len(entries))):
             return False
         piece = self._log.fetch_now(entries)
-        most = len(page.messages) + _AT_ONCE
+        most, left_bytes = len(page.messages) + _AT_ONCE, _AT_ONCE_BYTES
         for entry in entries:
             if not page.wants(entry):
                 continue
@@ -177,7 +178,8 @@ class Reader:
             if record is None:
                 return False
             page.add(records.to_message(record))
-            if page.is_full or len(page.messages) == most:
+            left_bytes -= len(record.body)
+            if page.is_full or len(page.messages) == most or left_bytes <= 0:
                 break
         return True
 

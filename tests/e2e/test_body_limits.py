@@ -170,6 +170,77 @@ def test_bodies_beyond_the_common_budget_are_refused_until_there_is_room_again(t
         ok(api.post("/v1/topics/orders/messages/raw", content=body), 201)
 
 
+EIGHTH = BUDGET // 8  # what one answer may take of a budget that is free
+
+
+def test_pages_of_messages_end_at_their_bytes_and_lead_to_all_of_them(tight):
+    bodies = [character * (EIGHTH // 2 + 1_000) for character in "abcd"]
+    with tight.client() as api:
+        for body in bodies:
+            ok(api.post("/v1/topics/paged/messages", json={"payload": body, "key": "k", "queue_id": 0}), 201)
+        group = {"topics": [{"topic": "paged"}], "max_attempts": 1}
+        ok(api.put("/v1/groups/pager", json=group), 201)
+        received = []
+        while len(received) < len(bodies):
+            (one,) = ok(api.post("/v1/groups/pager/receive", json={"max_messages": 10}))["messages"]
+            received.append(one["payload"])
+            ok(api.post("/v1/groups/pager/dead-letter", json={"entries": [{"receipt_handle": one["receipt_handle"]}]}))
+        pulled, offset = [], 0
+        while offset < len(bodies):
+            page = ok(api.get("/v1/topics/paged/queues/0/messages", params={"offset": offset, "max_messages": 10}))
+            pulled.append([one["payload"] for one in page["messages"]])
+            offset = page["next_offset"]
+        found = _pages(api, "/v1/messages", topic="paged", key="k")
+        dead = _pages(api, "/v1/groups/pager/dead-letters")
+
+    assert received == bodies
+    assert pulled == [[body] for body in bodies]
+    assert [[one["payload"] for one in page] for page in found] == [[body] for body in reversed(bodies)]
+    assert [[one["message"]["payload"] for one in page] for page in dead] == [[body] for body in bodies]
+
+
+def _pages(api: httpx.Client, path: str, **parameters: str) -> list[list[dict]]:
+    pages, token = [], {}
+    while not pages or token:
+        page = ok(api.get(path, params={**parameters, **token}))
+        pages.append(page["items"])
+        token = {"page_token": page["next_page_token"]} if "next_page_token" in page else {}
+    return pages
+
+
+def test_a_message_larger_than_a_page_comes_alone(tight):
+    body = "x" * (2 * EIGHTH)
+    with tight.client() as api:
+        message_id = ok(api.post("/v1/topics/alone/messages", json={"payload": body, "key": "k"}), 201)["message_id"]
+
+        assert [[one["payload"] for one in page] for page in _pages(api, "/v1/messages", topic="alone", key="k")] == [[body]]
+        assert ok(api.get(f"/v1/messages/{message_id}"))["payload"] == body
+
+
+def test_an_answer_with_messages_waits_for_its_share_of_the_common_budget(tight):
+    with tight.client() as api, socket.create_connection(("127.0.0.1", tight.port)) as filling:
+        message_id = ok(api.post("/v1/topics/held/messages", json={"payload": "x", "key": "k", "queue_id": 0}), 201)[
+            "message_id"
+        ]
+        ok(api.put("/v1/groups/holder", json={"topics": [{"topic": "held"}]}), 201)
+        head = f"POST /v1/topics/held/messages/raw HTTP/1.1\r\nHost: localhost\r\nContent-Length: {BUDGET + 1}\r\n\r\n"
+        filling.sendall(head.encode() + b"x" * BUDGET)
+        until(lambda: _held_bytes(tight) == BUDGET, "the budget is used up")
+        for path in (
+            "/v1/topics/held/queues/0/messages",
+            "/v1/messages?topic=held&key=k",
+            f"/v1/messages/{message_id}",
+            f"/v1/messages/{message_id}/payload",
+            "/v1/groups/holder/dead-letters",
+        ):
+            assert_problem(api.get(path), 503, "overloaded")
+        assert_problem(api.post("/v1/groups/holder/receive"), 503, "overloaded")
+        filling.close()
+        until(lambda: _held_bytes(tight) == 0, "the memory of the body is given back")
+
+        assert [one["payload"] for one in ok(api.post("/v1/groups/holder/receive"))["messages"]] == ["x"], "nothing was leased"
+
+
 @pytest.mark.parametrize("encoding", ["identity", "gzip"])
 def test_the_memory_of_a_body_whose_client_leaves_is_given_back(tight, encoding):
     with _half_sent(tight, encoding):

@@ -10,7 +10,7 @@ from app.problems import Refusal
 LIMIT = 100
 SHARES = 3
 
-steps = st.tuples(st.integers(0, SHARES - 1), st.sampled_from(["add", "hold", "close"]), st.integers(0, LIMIT))
+steps = st.tuples(st.integers(0, SHARES - 1), st.sampled_from(["add", "hold", "reserve", "close"]), st.integers(0, LIMIT))
 
 
 @given(st.lists(steps, max_size=60))
@@ -29,9 +29,14 @@ def test_the_budget_is_the_sum_of_what_requests_hold_and_is_never_exceeded(taken
         elif step == "add" and sum(held) + count <= LIMIT:
             shares[index].add(count)
             held[index] += count
-        elif step == "add":
+        elif step == "reserve" and sum(held) < LIMIT and count:
+            left = LIMIT - sum(held)
+            reserved = shares[index].reserve(count)
+            assert min(count, left // 8) <= reserved <= min(count, 1 + left // 8)
+            held[index] += reserved
+        elif step in ("add", "reserve") and sum(held) + count > LIMIT:
             with pytest.raises(Refusal) as refused:
-                shares[index].add(count)
+                getattr(shares[index], step)(count)
             assert (refused.value.code, refused.value.headers) == ("overloaded", {"Retry-After": "1"})
         assert budget.used_bytes == sum(held) <= LIMIT
     for share in shares:

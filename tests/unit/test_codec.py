@@ -155,3 +155,44 @@ def test_values_over_the_limit_are_refused_and_what_strings_hold_is_not_counted(
         codec.check_values(document, limit)
     assert refused.value.code == "body_too_large"
     assert refused.value.context == {"limited": "values", "limit": str(limit)}
+
+
+# ----------------------------------------------------------------------------------------------------------- large answers
+
+
+class Inner(msgspec.Struct):
+    text: str
+    left_out: str | msgspec.UnsetType = msgspec.UNSET
+    attributes: dict[str, str] = {}
+
+
+class Outer(msgspec.Struct, rename={"from_": "from"}):
+    items: list[Inner]
+    inner: Inner
+    from_: int = 3
+    texts: list[str] = []
+
+
+@pytest.mark.parametrize("character", ["x", "\n", "\0", "ü", "😀", '"', "\\"])
+def test_an_answer_in_pieces_is_the_json_of_the_answer_and_no_piece_is_large(character):
+    small, large = Inner("small", attributes={"a": "b"}), Inner(character * 300_000)
+    for answer in (
+        Outer([small, large, small], large, texts=["a", character * 70_000]),
+        Outer([small] * 3_000, small),
+        Outer([], small),
+    ):
+        pieces = codec.encode_in_pieces(answer)
+
+        assert b"".join(pieces) == msgspec.json.encode(answer)
+        assert all(len(piece) <= 1 << 20 for piece in pieces)
+
+
+@pytest.mark.parametrize("character", ["x", "ü", "€", "😀"])
+def test_utf_8_is_decoded_in_pieces_wherever_they_are_cut(character):
+    for shift in range(4):
+        text = "x" * shift + character * (600_000 // len(character.encode()))
+        assert codec.decode_text(text.encode()) == text
+    with pytest.raises(UnicodeDecodeError):
+        codec.decode_text(text.encode()[:-1] + b"\xff")
+    with pytest.raises(UnicodeDecodeError):
+        codec.decode_text(b"x" * 600_000 + "€".encode()[:-1])
