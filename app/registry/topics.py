@@ -30,6 +30,7 @@ ALL_TYPES: tuple[MessageType, ...] = ("normal", "fifo", "delayed", "transactiona
 
 NAME_PATTERN = f"^{names.NAME_PATTERN}$"  # for the OpenAPI document: the refusal of a wrong name says more
 DAY_MS = 86_400_000
+_COMPILED_AT_ONCE_BYTES = 2 << 10  # of a schema on the event loop; measuring and compiling takes a millisecond per KiB
 MIB = 1 << 20
 
 
@@ -195,7 +196,8 @@ class Topics:
             known = self._topics.get(settings.topic)
             if known is None:
                 self._check_limits(settings.queues)
-                return await self._add(self._new(settings)), True
+                schema = await self._compiled_schema(settings)
+                return await self._add(Topic(settings, schema, created_at_ms=self._clock.wall_ms(), revision=1)), True
         if known.settings != settings:
             raise TopicExists(settings.topic, _differences(known.settings, settings))
         return known, False
@@ -214,7 +216,8 @@ class Topics:
                 detail = f"topic {name} has {topic.settings.queues} queues; their number only grows"
                 raise InvalidRequest(detail, pointer="/queues")
             self._check_queues(settings.queues - topic.settings.queues)
-            schema = self._schema(settings) if settings.schema != topic.settings.schema else topic.payload_schema
+            is_same = settings.schema == topic.settings.schema
+            schema = topic.payload_schema if is_same else await self._compiled_schema(settings)
             revision = topic.revision + 1
 
             def save(connection: Connection) -> None:
@@ -265,6 +268,12 @@ class Topics:
 
     def _new(self, settings: TopicSettings) -> Topic:
         return Topic(settings, self._schema(settings), created_at_ms=self._clock.wall_ms(), revision=1)
+
+    async def _compiled_schema(self, settings: TopicSettings) -> PayloadSchema | None:
+        """As `_schema`, beside the event loop where the schema is large. Raises Refusal."""
+        if settings.schema is None or len(settings.schema.json) <= _COMPILED_AT_ONCE_BYTES:
+            return self._schema(settings)
+        return await asyncio.to_thread(self._schema, settings)
 
     def _schema(self, settings: TopicSettings) -> PayloadSchema | None:
         """The schema that is enforced; one that is not enforced must be right too. Raises Refusal."""
