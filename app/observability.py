@@ -121,7 +121,11 @@ class Metrics:
 
     def watch_bodies(self, used_bytes: Callable[[], int]) -> None:
         """Show the bytes of request bodies under way."""
-        held = Gauge("escrowmq_request_body_bytes", "Bytes of request bodies under way", registry=self.registry)
+        held = Gauge(
+            "escrowmq_request_body_bytes",
+            "Bytes of request bodies and of answers with messages under way",
+            registry=self.registry,
+        )
         held.set_function(used_bytes)
 
     def note_delivered(self, late_ms: Iterable[int]) -> None:

@@ -51,7 +51,7 @@ class HttpOptions:
 
     max_body_bytes: int = 16 << 20
     max_body_values: int = codec.MAX_VALUES  # of JSON; each list and object counts as one more
-    max_bodies_bytes: int = 256 << 20  # of all bodies under way together, as they are when decompressed
+    max_bodies_bytes: int = 256 << 20  # of all bodies under way together, decompressed, and of answers with messages
     max_gzip_ratio: int = 100  # of what a body is when decompressed to what it is when compressed
     max_head_bytes: int = 128 << 10  # request line and headers; 16 KiB of properties take 48 KiB where each byte is escaped
     max_connections: int = 0  # 0: as many as the limit of open files leaves, up to MOST_CONNECTIONS
