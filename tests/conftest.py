@@ -5,8 +5,11 @@ from itertools import count
 
 import pytest
 import structlog
+from hypothesis import settings
 
 structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+settings.register_profile("escrowmq", settings.default, deadline=None)  # an example may wait for a busy machine
+settings.load_profile("escrowmq")
 
 ON_POSTGRESQL = pytest.mark.xdist_group("postgresql")  # one worker has the server
 

@@ -21,6 +21,7 @@ from delivery.retry_message import is_stub
 from storage.files.simulated import SimulatedDisk
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.message import QueueId
+from tests.fault.campaign_size import sized
 from tests.support.delivery import GROUP, House, rules, spoil
 from tests.support.simulation import World
 
@@ -470,5 +471,9 @@ class LeaseMachine(RuleBasedStateMachine):
 
 TestLeaseModel = LeaseMachine.TestCase
 TestLeaseModel.settings = settings(
-    max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), database=None
+    max_examples=sized(ci=40, full=100),
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    database=None,
 )

@@ -23,6 +23,7 @@ from storage.formats.delay_levels import SCHEDULE_TOPIC
 from storage.formats.delay_progress import decode_levels
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.message import QueueId
+from tests.fault.campaign_size import sized
 from tests.support.builders import message
 from tests.support.simulation import ROOT, World
 
@@ -225,5 +226,5 @@ class ScheduleMachine(RuleBasedStateMachine):
 
 TestScheduleModel = ScheduleMachine.TestCase
 TestScheduleModel.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=sized(ci=25, full=60), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )

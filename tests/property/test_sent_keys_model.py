@@ -12,6 +12,7 @@ from storage.errors import IdempotencyKeyReused
 from storage.files.simulated import SimulatedDisk
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.message import QueueId
+from tests.fault.campaign_size import sized
 from tests.support.builders import message
 from tests.support.simulation import World
 
@@ -129,5 +130,5 @@ class SentKeysMachine(RuleBasedStateMachine):
 
 TestSentKeysModel = SentKeysMachine.TestCase
 TestSentKeysModel.settings = settings(
-    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=sized(ci=20, full=40), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

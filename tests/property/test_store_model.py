@@ -12,6 +12,7 @@ from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.memory import MemoryMessageStore
 from storage.message import Durability, QueueId, StoredMessage
 from storage.store import Snapshot
+from tests.fault.campaign_size import sized
 from tests.support.builders import message
 from tests.support.simulation import World
 
@@ -160,5 +161,5 @@ def _comparable(answer: Any) -> Any:
 
 TestStoreModel = StoreMachine.TestCase
 TestStoreModel.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=sized(ci=25, full=60), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )

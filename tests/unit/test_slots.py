@@ -24,7 +24,7 @@ def test_whatever_is_done_they_say_what_a_dict_says(seed):
     chance = Random(seed)
     first = chance.choice([0, 5, CHUNK - 1, 3 * CHUNK])
     slots, model, cursor = QueueSlots(first), {}, first
-    for _ in range(400):
+    for step in range(400):
         choice = chance.random()
         if choice < 0.3:
             count = chance.choice([1, 3, 32, CHUNK, 2 * CHUNK + 1])
@@ -45,12 +45,13 @@ def test_whatever_is_done_they_say_what_a_dict_says(seed):
             for offset in range(begin, begin + count):
                 model.pop(offset, None)
 
-        assert {slot.offset: slot.state for slot in slots} == model
+        if step % 5 == 4:  # what is wrong with a slot stays so; the numbers below are asked after each step
+            assert {slot.offset: slot.state for slot in slots} == model
+            begin = chance.randint(first, cursor + 1)
+            assert [slot.offset for slot in slots.in_states((State.OPEN,), begin)] == [
+                offset for offset in sorted(model) if begin <= offset and model[offset] == State.OPEN
+            ]
         assert slots.prefix == settled_prefix(model, cursor)
-        begin = chance.randint(first, cursor + 1)
-        assert [slot.offset for slot in slots.in_states((State.OPEN,), begin)] == [
-            offset for offset in sorted(model) if begin <= offset and model[offset] == State.OPEN
-        ]
         assert slots.cursor == cursor
         counts = Counter(model.values())
         assert slots.counts[1:] == [counts[state] for state in UNSETTLED]
