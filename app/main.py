@@ -11,34 +11,39 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from app import openapi
-from app.admin import endpoints as admin
-from app.audit import endpoints as audit
+from app.admin import handlers as admin
+from app.audit import handlers as audit
+from app.audit import proof_handlers as audit_proofs
 from app.browsers import BrowserRules
-from app.consume import endpoints as consume
-from app.dead_letters import endpoints as dead_letters
+from app.consume import handlers as consume
+from app.dead_letters import handlers as dead_letters
 from app.gateway import Gateway
-from app.groups import endpoints as groups
+from app.groups import handlers as groups
+from app.groups import leases, offsets
 from app.health import endpoints as health
-from app.messages import endpoints as messages
+from app.messages import lookup, pull, send, stream
 from app.observability import Metrics
+from app.operations import operations_of
 from app.problems import FieldError, Refusal
-from app.producer_groups import endpoints as producer_groups
-from app.requests import endpoints as requests
-from app.schedules import endpoints as schedules
+from app.producer_groups import handlers as producer_groups
+from app.requests import handlers as requests
+from app.routes import OperationRoute
+from app.schedules import cron_handlers as cron_schedules
+from app.schedules import handlers as schedules
 from app.settings import Settings
-from app.tasks import endpoints as tasks
+from app.tasks import handlers as tasks
 from app.testing import endpoints as testing
 from app.testing.controls import Controls
 from app.testing.faults import FaultSwitches, kill_this_process
-from app.topics import endpoints as topics
-from app.transactions import endpoints as transactions
+from app.topics import handlers as topics
+from app.transactions import handlers as transactions
 from app.wiring import Wiring
 from storage.clock import Clock
 
 # Routes are asked one after another: those first that are asked for most.
 RESOURCES = (
-    messages, consume, transactions, topics, schedules, producer_groups, groups, dead_letters, requests, tasks, audit, admin,
-    health,
+    send, stream, lookup, pull, consume, transactions, topics, cron_schedules, schedules, producer_groups, groups, leases,
+    offsets, dead_letters, requests, tasks, audit, audit_proofs, admin,
 )  # fmt: skip
 
 DESCRIPTION = """
@@ -112,7 +117,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
         openapi_url=None,
         redirect_slashes=False,
         # One flat table: a router that is included is asked twice for every request.
-        routes=[route for resource in RESOURCES for route in resource.router.routes],
+        routes=[*(OperationRoute(one) for module in RESOURCES for one in operations_of(module)), *health.router.routes],
     )
     app.state.wiring = wiring
     app.state.metrics = metrics

@@ -12,7 +12,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from app.operations import SCHEMAS, Lines, Schemas
+from app.operations import OPERATIONS, Lines, Operation
 from app.problems import Problem
 from app.registry.topics import NAME_PATTERN
 from app.webhooks.answers import CheckAnswer, CheckQuestion
@@ -41,8 +41,8 @@ def document(app: FastAPI) -> dict[str, Any]:
     )
     kinds: set[type] = {Problem}
     for path in found["paths"].values():
-        for operation in path.values():
-            kinds |= _complete(operation, SCHEMAS[operation["operationId"]])
+        for documented in path.values():
+            kinds |= _complete(documented, OPERATIONS[documented["operationId"]])
     found["webhooks"] = {"transactionCheck": {"post": _transaction_check()}}
     kinds |= {CheckQuestion, CheckAnswer}
     _, components = msgspec.json.schema_components(sorted(kinds, key=lambda kind: kind.__name__), ref_template=_REFERENCE)
@@ -92,24 +92,24 @@ def _transaction_check() -> dict[str, Any]:
     }
 
 
-def _complete(operation: dict[str, Any], schemas: Schemas) -> set[type]:
+def _complete(documented: dict[str, Any], operation: Operation) -> set[type]:
     """Give the operation its query parameters and a summary; the classes that it refers to."""
-    summary, _, rest = " ".join(operation.pop("description").split()).partition(". ")
-    operation["summary"] = summary.removesuffix(".")
+    summary, _, rest = " ".join(documented.pop("description").split()).partition(". ")
+    documented["summary"] = summary.removesuffix(".")
     if rest:
-        operation["description"] = rest
-    for parameter in operation.get("parameters", []):
+        documented["description"] = rest
+    for parameter in documented.get("parameters", []):
         _tidy(parameter["schema"])
         if parameter["in"] == "path" and parameter["name"] in _NAMES:
             parameter["schema"]["pattern"] = NAME_PATTERN
-    if schemas.query is not None:
-        operation["parameters"] = operation.get("parameters", []) + _query_parameters(schemas.query)
-    if not operation.get("parameters"):
-        operation.pop("parameters", None)
-    name = operation["operationId"]
+    if operation.query is not None:
+        documented["parameters"] = documented.get("parameters", []) + _query_parameters(operation.query)
+    if not documented.get("parameters"):
+        documented.pop("parameters", None)
+    name = documented["operationId"]
     for status, value in _ANSWERS.get(name, {}).items():
-        operation["responses"][status]["content"]["application/json"]["examples"] = {name: {"value": value}}
-    return {kind for kind in (schemas.body, *schemas.answers.values()) if kind not in (None, bytes, Lines)}
+        documented["responses"][status]["content"]["application/json"]["examples"] = {name: {"value": value}}
+    return {kind for kind in (operation.body, *operation.answers.values()) if kind not in (None, bytes, Lines)}
 
 
 def _query_parameters(kind: type) -> list[dict[str, Any]]:

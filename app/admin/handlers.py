@@ -5,7 +5,6 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
 
-import msgspec
 import structlog
 from msgspec import UNSET
 
@@ -31,11 +30,12 @@ from app.admin.schemas import (
     Whoami,
 )
 from app.exchange import Call, Reply, reply
+from app.operations import operation
 from app.retention import expire, expired_segments
 from app.services import Services
 from app.store_tasks import StoreTask
 from app.tasks.handlers import view_own
-from app.tasks.schemas import StoreFinding
+from app.tasks.schemas import StoreFinding, Task
 from scheduler.loops import LoopReport
 from storage.errors import NotSupportedByEngine
 from storage.store import (
@@ -53,15 +53,43 @@ log = structlog.get_logger()
 
 _MOST_FINDINGS = 100
 _MOST_SEGMENTS = 1_000
-_retention_decoder = msgspec.json.Decoder(RetentionInput)
 _SCOPES = ("send", "receive", "transact", "operate", "audit", "admin")
 
 
+@operation("GET", "/v1/admin/disk", "getDisk", tag="admin", answers={200: Disk}, problems=["not_supported_by_engine"])
+async def get_disk(services: Services, _: Call) -> Reply:
+    """How full is the disk? Above `clean_above` what has expired goes at any hour, above `refuse_above` nothing new is taken.
+
+    `writable` says whether new messages are taken, `projected_full_at` when they will not be if it goes on like this.
+    """
+    if not isinstance(services.store, Retention):
+        raise NotSupportedByEngine("the engine has no disk of its own")
+    usage = services.store.disk_usage()
+    full_at_ms = usage.projected_full_at_ms
+    return reply(
+        200,
+        Disk(
+            used_ratio=usage.used_ratio,
+            clean_above=usage.clean_above,
+            force_above=usage.force_above,
+            refuse_above=usage.refuse_above,
+            writable=usage.is_writable,
+            segments_dropped=usage.segments_dropped,
+            segments_dropped_unexpired=usage.segments_dropped_unexpired,
+            projected_full_at=UNSET if full_at_ms is None else codec.rfc3339(full_at_ms),
+        ),
+    )
+
+
+@operation("GET", "/v1/admin/loops", "listLoops", tag="admin", answers={200: LoopList})
 async def list_loops(services: Services, _: Call) -> Reply:
+    """List the loops of the service: when each ran, how far behind it is, what went wrong."""
     return reply(200, LoopList(items=[_view(report) for report in services.loops.reports()]))
 
 
+@operation("GET", "/v1/admin/store", "getStore", tag="admin", answers={200: Store})
 async def get_store(services: Services, _: Call) -> Reply:
+    """Look at the store in numbers."""
     if not isinstance(services.store, Status):
         raise NotSupportedByEngine("the engine does not say how it is in numbers")
     status = services.store.status()
@@ -91,33 +119,26 @@ async def get_store(services: Services, _: Call) -> Reply:
     )
 
 
-async def get_disk(services: Services, _: Call) -> Reply:
-    if not isinstance(services.store, Retention):
-        raise NotSupportedByEngine("the engine has no disk of its own")
-    usage = services.store.disk_usage()
-    full_at_ms = usage.projected_full_at_ms
-    return reply(
-        200,
-        Disk(
-            used_ratio=usage.used_ratio,
-            clean_above=usage.clean_above,
-            force_above=usage.force_above,
-            refuse_above=usage.refuse_above,
-            writable=usage.is_writable,
-            segments_dropped=usage.segments_dropped,
-            segments_dropped_unexpired=usage.segments_dropped_unexpired,
-            projected_full_at=UNSET if full_at_ms is None else codec.rfc3339(full_at_ms),
-        ),
-    )
-
-
+@operation(
+    "POST",
+    "/v1/admin/store/flush",
+    "flushStore",
+    tag="admin",
+    answers={200: Flushed},
+    problems=["storage_failed", "not_supported_by_engine"],
+)
 async def flush_store(services: Services, _: Call) -> Reply:
+    """Put everything that is stored by now on disk, and wait for it."""
     begun_ms = services.clock.monotonic_ms()
     synced_offset = await _synced_position(services).flush()
     return reply(200, Flushed(synced_offset=synced_offset, took_ms=services.clock.monotonic_ms() - begun_ms))
 
 
+@operation(
+    "POST", "/v1/admin/store/verify", "verifyStore", tag="admin", answers={202: Task}, problems=["not_supported_by_engine"]
+)
 async def verify_store(services: Services, _: Call) -> Reply:
+    """Verify every file of the store, as a task. A second request while it runs is answered with the same task."""
     store = services.store
     if not isinstance(store, Verifiable):
         raise NotSupportedByEngine("the engine has no files that could be verified")
@@ -137,9 +158,23 @@ async def verify_store(services: Services, _: Call) -> Reply:
     return reply(202, view_own(task), headers={"Location": f"/v1/tasks/{task.task_id}"})
 
 
-async def run_retention(services: Services, call: Call) -> Reply:
+@operation(
+    "POST",
+    "/v1/admin/retention/run",
+    "runRetention",
+    tag="admin",
+    body=RetentionInput,
+    example={"dry_run": True},
+    answers={202: Task, 200: RetentionPreview},
+    answer_headers=["Location"],
+    problems=["not_supported_by_engine"],
+)
+async def run_retention(services: Services, _: Call, given: RetentionInput) -> Reply:
+    """Drop every segment that has expired, at any hour, as a task; what has not expired stays. `dry_run` lists the segments.
+
+    Undecided transactions and scheduled messages in them are stored again before, as in the hours of deletion.
+    """
     store = services.store
-    given = await call.decode(_retention_decoder)
     if not isinstance(store, Retention):
         raise NotSupportedByEngine("the engine drops nothing by itself")
 
@@ -163,8 +198,47 @@ async def run_retention(services: Services, call: Call) -> Reply:
     return reply(202, view_own(task), headers={"Location": f"/v1/tasks/{task.task_id}"})
 
 
-async def get_durability(services: Services, call: Call) -> Reply:
-    query = call.parameters(DurabilityQuery)
+@operation(
+    "GET",
+    "/v1/admin/recovery",
+    "getRecoveryReport",
+    tag="admin",
+    answers={200: RecoveryView},
+    problems=["not_supported_by_engine"],
+)
+async def get_recovery_report(services: Services, _: Call) -> Reply:
+    """See what the last start found: was the stop before in order, what was cut, how long it took."""
+    if not isinstance(services.store, Recovery):
+        raise NotSupportedByEngine("the engine does not say what its start found")
+    store = services.store
+    earlier = [StartView(**_start(report)) for report in store.earlier_recoveries]
+    return reply(200, RecoveryView(**_start(store.recovery), earlier=earlier))
+
+
+@operation("GET", "/v1/admin/config", "getConfig", tag="admin", answers={200: Config})
+async def get_config(services: Services, _: Call) -> Reply:
+    """Look at the settings that are in force, without secrets."""
+    return reply(200, Config(settings=dict(services.settings_in_force)))
+
+
+def _start(report: RecoveryReport) -> dict[str, Any]:
+    fields = report._asdict()
+    fields["started_at"] = codec.rfc3339(fields.pop("started_at_ms"))
+    fields["cut_at"] = UNSET if report.cut_at is None else report.cut_at
+    return fields
+
+
+@operation(
+    "GET",
+    "/v1/store/durability",
+    "getDurability",
+    tag="admin",
+    query=DurabilityQuery,
+    answers={200: SyncedState},
+    problems=["storage_failed", "too_many_waiting", "not_supported_by_engine"],
+)
+async def get_durability(services: Services, call: Call, query: DurabilityQuery) -> Reply:
+    """Is a message on disk? With `wait_ms` the answer waits until it is; a buffered receipt becomes a synced one so."""
     store = _synced_position(services)
     stored_end = store.stored_offset()
     offset = stored_end - 1 if query.offset is UNSET else query.offset
@@ -176,31 +250,16 @@ async def get_durability(services: Services, call: Call) -> Reply:
     return reply(200, SyncedState(synced_offset=synced_offset, synced=offset < synced_offset))
 
 
-async def get_recovery_report(services: Services, _: Call) -> Reply:
-    if not isinstance(services.store, Recovery):
-        raise NotSupportedByEngine("the engine does not say what its start found")
-    store = services.store
-    earlier = [StartView(**_start(report)) for report in store.earlier_recoveries]
-    return reply(200, RecoveryView(**_start(store.recovery), earlier=earlier))
-
-
-def _start(report: RecoveryReport) -> dict[str, Any]:
-    fields = report._asdict()
-    fields["started_at"] = codec.rfc3339(fields.pop("started_at_ms"))
-    fields["cut_at"] = UNSET if report.cut_at is None else report.cut_at
-    return fields
-
-
-async def get_config(services: Services, _: Call) -> Reply:
-    return reply(200, Config(settings=dict(services.settings_in_force)))
-
-
+@operation("GET", "/v1/whoami", "getWhoami", tag="admin", answers={200: Whoami})
 async def get_whoami(services: Services, _: Call) -> Reply:
-    """Until there are scopes, a key may do everything; so may everybody where there are no keys."""
+    """Who am I, and what may I do?"""
+    # Until there are scopes, every key may do everything, and so may every client where there are no keys.
     return reply(200, Whoami(authenticated=services.has_keys, namespace="default", scopes=list(_SCOPES)))
 
 
-async def get_version(_: Services, __: Call) -> Reply:
+@operation("GET", "/v1/version", "getVersion", tag="admin", answers={200: Version})
+async def get_version(_services: Services, _: Call) -> Reply:
+    """See which release is running."""
     return reply(200, Version(name="EscrowMQ", version=version("escrowmq"), api_version="v1"))
 
 

@@ -9,7 +9,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from app import codec, pages
+from app.audit import schemas
 from app.audit.schemas import (
+    AuditFindingPage,
     AuditProgress,
     AuditReportInput,
     AuditReportPage,
@@ -20,12 +22,14 @@ from app.audit.schemas import (
     ListAuditReportsQuery,
 )
 from app.exchange import NO_CONTENT, Call, FileReply, Reply, reply
+from app.operations import IDEMPOTENCY_KEY, operation
 from app.problems import invalid_field
 from app.registry.audit_reports import DONE, FAILED, QUEUED, RUNNING, AuditReport
 from app.reports.service import HTML, PARQUET, REPORT
 from app.services import Services
 
-_decoder = msgspec.json.Decoder(AuditReportInput)
+_OF_A_REPORT = ("report_not_found", "report_expired")
+
 CHECKS: tuple[str, ...] = get_args(CheckName)
 _STATES = (QUEUED, RUNNING, DONE, FAILED)
 _YEAR_1_MS, _YEAR_10000_MS = -62_135_596_800_000, 253_402_300_800_000
@@ -33,8 +37,31 @@ _OCTETS = "application/octet-stream"
 _CSV = "verdict transaction_id producer_group flags log_offset bytes reason records check evidence".split()
 
 
-async def create(services: Services, call: Call) -> Reply:
-    given = await call.decode(_decoder)
+@operation(
+    "POST",
+    "/v1/audit/reports",
+    "createAuditReport",
+    tag="audit",
+    body=AuditReportInput,
+    example={
+        "kind": "transaction_outcomes",
+        "from": "2026-03-01T00:00:00.000Z",
+        "to": "2026-03-02T00:00:00.000Z",
+        "producer_group": "shop",
+        "checks": ["queues", "delays"],
+    },
+    answers={202: AuditReportSummary},
+    answer_headers=["Location", "Idempotency-Replayed"],
+    headers=[IDEMPOTENCY_KEY],
+    problems=["reserved_topic", "idempotency_key_reused", "not_supported_by_engine", "overloaded", "storage_full"],
+)
+async def create(services: Services, call: Call, given: AuditReportInput) -> Reply:
+    """Ask for a report: what became of every transaction, and what else the log can tell (`checks`).
+
+    It is made by a process beside the service, one at a time.
+
+    501 where Spark is not installed. A service that ends begins it anew at its next start.
+    """
     key, fingerprint = call.idempotency_key, await call.fingerprint()
     begun_from_ms, begun_to_ms = _time(given.from_, "/from"), _time(given.to, "/to")
     if begun_from_ms is not None and begun_to_ms is not None and begun_from_ms > begun_to_ms:
@@ -60,8 +87,17 @@ async def create(services: Services, call: Call) -> Reply:
     return reply(202, _view(services, report), headers)
 
 
-async def list_(services: Services, call: Call) -> Reply:
-    query = call.parameters(ListAuditReportsQuery)
+@operation(
+    "GET",
+    "/v1/audit/reports",
+    "listAuditReports",
+    tag="audit",
+    query=ListAuditReportsQuery,
+    answers={200: AuditReportPage},
+    problems=["invalid_page_token"],
+)
+async def list_(services: Services, _: Call, query: ListAuditReportsQuery) -> Reply:
+    """List reports, without what they say."""
     states = _states(query.state or ",".join(_STATES))
     after = "" if query.page_token is UNSET else pages.decode_token("reports", query.page_token)
     wanted = [report for report in services.reports if report.report_id > after and report.state in states]
@@ -72,7 +108,16 @@ async def list_(services: Services, call: Call) -> Reply:
     return reply(200, page)
 
 
+@operation(
+    "GET",
+    "/v1/audit/reports/{report_id}",
+    "getAuditReport",
+    tag="audit",
+    answers={200: schemas.AuditReport},
+    problems=_OF_A_REPORT,
+)
 async def get(services: Services, _: Call, report_id: str) -> Reply:
+    """Look at a report. Done, it holds all that `escrowmq audit run --json` writes."""
     report = services.reports.get(report_id)
     view = _view(services, report)
     if report.state != DONE:
@@ -81,8 +126,31 @@ async def get(services: Services, _: Call, report_id: str) -> Reply:
     return Reply(200, await asyncio.to_thread(_joined, view, file))
 
 
-async def list_findings(services: Services, call: Call, report_id: str) -> Reply:
-    query = call.parameters(ListAuditFindingsQuery)
+@operation(
+    "DELETE",
+    "/v1/audit/reports/{report_id}",
+    "deleteAuditReport",
+    tag="audit",
+    answers={204: None},
+    problems=[*_OF_A_REPORT, "storage_full"],
+)
+async def drop(services: Services, _: Call, report_id: str) -> Reply:
+    """Drop a report; one that is being made is ended."""
+    await services.reports.drop(services.reports.get(report_id))
+    return NO_CONTENT
+
+
+@operation(
+    "GET",
+    "/v1/audit/reports/{report_id}/findings",
+    "listAuditFindings",
+    tag="audit",
+    query=ListAuditFindingsQuery,
+    answers={200: AuditFindingPage},
+    problems=[*_OF_A_REPORT, "invalid_page_token"],
+)
+async def list_findings(services: Services, _: Call, report_id: str, query: ListAuditFindingsQuery) -> Reply:
+    """List what a report has found, with the records that prove it."""
     report = services.reports.get(report_id)
     begin = 0 if query.page_token is UNSET else pages.decode_number_token("findings", query.page_token)
     verdict = None if query.verdict is UNSET else query.verdict
@@ -90,8 +158,18 @@ async def list_findings(services: Services, call: Call, report_id: str) -> Reply
     return Reply(200, await asyncio.to_thread(_page_of_findings, file, verdict, begin, query.page_size))
 
 
-async def download(services: Services, call: Call, report_id: str) -> Reply | FileReply:
-    wanted = call.parameters(DownloadQuery).format
+@operation(
+    "GET",
+    "/v1/audit/reports/{report_id}/download",
+    "downloadAuditReport",
+    tag="audit",
+    query=DownloadQuery,
+    answers={200: bytes},
+    problems=_OF_A_REPORT,
+)
+async def download(services: Services, _: Call, report_id: str, query: DownloadQuery) -> Reply | FileReply:
+    """Download a report as a file."""
+    wanted = query.format
     report = services.reports.get(report_id)
     if wanted == "csv":
         table = await asyncio.to_thread(_as_table, await services.reports.opened(report, REPORT))
@@ -99,11 +177,6 @@ async def download(services: Services, call: Call, report_id: str) -> Reply | Fi
         return Reply(200, table, headers, _OCTETS)
     file = await services.reports.opened(report, {"json": REPORT, "html": HTML, "parquet": PARQUET}[wanted])
     return FileReply(file, f"{report_id}.{wanted}", _OCTETS)
-
-
-async def drop(services: Services, _: Call, report_id: str) -> Reply:
-    await services.reports.drop(services.reports.get(report_id))
-    return NO_CONTENT
 
 
 # --------------------------------------------------------------------------------------------- the files, on a thread

@@ -9,6 +9,7 @@ from app.audit import proof
 from app.audit.proof import DELAY_TOPICS, Evidence
 from app.audit.schemas import AuditRecord, ListAuditSegmentsQuery, LogSegment, LogSegmentPage, TransactionProof
 from app.exchange import Call, Reply, reply
+from app.operations import operation
 from app.services import Services
 from audit.verdicts import FAIL_ON, FLAGS, VERDICTS, verdict
 from storage.errors import Backpressure, NotSupportedByEngine, OffsetBeyondEnd, OffsetExpired, TransactionExpired
@@ -23,7 +24,16 @@ _MOST_OPS = 16
 _MOST_FINALS = 64  # of one message
 
 
+@operation(
+    "GET",
+    "/v1/audit/transactions/{transaction_id}",
+    "getTransactionProof",
+    tag="audit",
+    answers={200: TransactionProof},
+    problems=["transaction_not_found", "record_corrupt", "overloaded", "not_supported_by_engine"],
+)
 async def get_proof(services: Services, _: Call, transaction_id: str) -> Reply:
+    """Prove what became of one transaction: the verdict, and every record in the log that bears on it. It needs no Spark."""
     if not isinstance(services.store, KeyLookup):
         raise NotSupportedByEngine("this engine cannot look messages up")
     evidence = await _evidence(services, services.store, transaction_id)
@@ -46,8 +56,17 @@ async def get_proof(services: Services, _: Call, transaction_id: str) -> Reply:
     )
 
 
-async def list_segments(services: Services, call: Call) -> Reply:
-    query = call.parameters(ListAuditSegmentsQuery)
+@operation(
+    "GET",
+    "/v1/audit/segments",
+    "listAuditSegments",
+    tag="audit",
+    query=ListAuditSegmentsQuery,
+    answers={200: LogSegmentPage},
+    problems=["invalid_page_token", "not_supported_by_engine"],
+)
+async def list_segments(services: Services, _: Call, query: ListAuditSegmentsQuery) -> Reply:
+    """List the files of the log."""
     if not isinstance(services.store, SegmentListing):
         raise NotSupportedByEngine("the log of this engine does not lie in files of ours")
     after = -1 if query.page_token is UNSET else pages.decode_number_token("segments", query.page_token)

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Sequence
 
-import msgspec
 from msgspec import UNSET, UnsetType
 
 from app import codec
@@ -21,6 +20,7 @@ from app.consume.schemas import (
 from app.exchange import Call, Reply, reply
 from app.messages.pull import message_view
 from app.messages.schemas import PayloadForm
+from app.operations import WRITING, operation
 from app.problems import Problem, Refusal, as_refusal, document, invalid_field
 from app.services import Services
 from delivery.receive import HandedOut, Request
@@ -28,19 +28,28 @@ from delivery.refuse import Refused
 from delivery.request_events import asked_by
 from storage.errors import LeaseExpired, MessagingError
 
-_receive_decoder = msgspec.json.Decoder(ReceiveInput)
-_ack_decoder = msgspec.json.Decoder(AckInput)
-_nack_decoder = msgspec.json.Decoder(NackInput)
-_extend_decoder = msgspec.json.Decoder(ExtendInput)
-_dead_letter_decoder = msgspec.json.Decoder(DeadLetterInput)
+_HANDLE = "lh_rJZHZGfSqG0AAAAAAAAAABZxB2cVYQAB"
+_PROBLEMS = ["group_not_found", "reserved_topic", *WRITING]
+
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _EXPIRED: Problem = document(as_refusal(LeaseExpired()))
 
 
-async def receive(services: Services, call: Call, group: str) -> Reply:
+@operation(
+    "POST",
+    "/v1/groups/{group}/receive",
+    "receiveMessages",
+    tag="consume",
+    body=ReceiveInput,
+    example={"max_messages": 10, "lease_ms": 30_000, "wait_ms": 1_000, "worker": "billing-7f"},
+    body_is_optional=True,
+    answers={200: ReceivedMessages},
+    problems=["unsupported_combination", "too_many_waiting", *_PROBLEMS],
+)
+async def receive(services: Services, call: Call, group: str, given: ReceiveInput) -> Reply:
+    """Take messages under a lease. One that is not settled in time is handed out again."""
     rules = services.consumer_groups.get(group).rules
-    given = await call.decode(_receive_decoder)
     _check_text(given.worker, "/worker")
     _check_text(given.attempt_id, "/attempt_id")
     request = Request(
@@ -72,9 +81,20 @@ async def receive(services: Services, call: Call, group: str) -> Reply:
     return await call.answer_with([one.message for one in found], received)
 
 
-async def ack(services: Services, call: Call, group: str) -> Reply:
+@operation(
+    "POST",
+    "/v1/groups/{group}/ack",
+    "ackMessages",
+    tag="consume",
+    body=AckInput,
+    example={"entries": [{"receipt_handle": _HANDLE}]},
+    answers={200: SettleResults, 207: SettleResults},
+    problems=_PROBLEMS,
+)
+async def ack(services: Services, _: Call, group: str, given: AckInput) -> Reply:
+    """Acknowledge messages. On disk when it is answered. 207: at least one lease had ended; its result says so."""
     services.consumer_groups.get(group)
-    handles = [entry.receipt_handle for entry in (await call.decode(_ack_decoder)).entries]
+    handles = [entry.receipt_handle for entry in given.entries]
     accepted = await services.delivery.ack(group, handles)
     return _answer(
         [
@@ -84,9 +104,44 @@ async def ack(services: Services, call: Call, group: str) -> Reply:
     )
 
 
-async def extend(services: Services, call: Call, group: str) -> Reply:
+@operation(
+    "POST",
+    "/v1/groups/{group}/nack",
+    "nackMessages",
+    tag="consume",
+    body=NackInput,
+    example={"entries": [{"receipt_handle": _HANDLE, "delay_ms": 45_000, "reason": "db down"}]},
+    answers={200: SettleResults, 207: SettleResults},
+    problems=_PROBLEMS,
+)
+async def nack(services: Services, _: Call, group: str, given: NackInput) -> Reply:
+    """Refuse messages. They are handed out again after a wait, or given up where that was their last attempt."""
     rules = services.consumer_groups.get(group).rules
-    entries = (await call.decode(_extend_decoder)).entries
+    refused = [
+        Refused(
+            one.receipt_handle,
+            None if one.delay_ms is UNSET else one.delay_ms,
+            _check_text(one.reason, f"/entries/{index}/reason"),
+        )
+        for index, one in enumerate(given.entries)
+    ]
+    return _moved(refused, await services.delivery.nack(group, rules, refused))
+
+
+@operation(
+    "POST",
+    "/v1/groups/{group}/extend",
+    "extendLeases",
+    tag="consume",
+    body=ExtendInput,
+    example={"entries": [{"receipt_handle": _HANDLE, "lease_ms": 60_000}]},
+    answers={200: SettleResults, 207: SettleResults},
+    problems=_PROBLEMS,
+)
+async def extend(services: Services, _: Call, group: str, given: ExtendInput) -> Reply:
+    """Keep messages for longer, counted from now. The handles stay the same."""
+    rules = services.consumer_groups.get(group).rules
+    entries = given.entries
     wanted = [(one.receipt_handle, rules.lease_ms if one.lease_ms is UNSET else one.lease_ms) for one in entries]
     until = await services.delivery.extend(group, wanted)
     return _answer(
@@ -99,24 +154,22 @@ async def extend(services: Services, call: Call, group: str) -> Reply:
     )
 
 
-async def nack(services: Services, call: Call, group: str) -> Reply:
-    rules = services.consumer_groups.get(group).rules
-    refused = [
-        Refused(
-            one.receipt_handle,
-            None if one.delay_ms is UNSET else one.delay_ms,
-            _check_text(one.reason, f"/entries/{index}/reason"),
-        )
-        for index, one in enumerate((await call.decode(_nack_decoder)).entries)
-    ]
-    return _moved(refused, await services.delivery.nack(group, rules, refused))
-
-
-async def dead_letter(services: Services, call: Call, group: str) -> Reply:
+@operation(
+    "POST",
+    "/v1/groups/{group}/dead-letter",
+    "deadLetterMessages",
+    tag="consume",
+    body=DeadLetterInput,
+    example={"entries": [{"receipt_handle": _HANDLE, "reason": "bad schema"}]},
+    answers={200: SettleResults, 207: SettleResults},
+    problems=_PROBLEMS,
+)
+async def dead_letter(services: Services, _: Call, group: str, given: DeadLetterInput) -> Reply:
+    """Give messages up. They go to the group's dead letters, whatever their attempt."""
     rules = services.consumer_groups.get(group).rules
     refused = [
         Refused(one.receipt_handle, None, _check_text(one.reason, f"/entries/{index}/reason"))
-        for index, one in enumerate((await call.decode(_dead_letter_decoder)).entries)
+        for index, one in enumerate(given.entries)
     ]
     return _moved(refused, await services.delivery.dead_letter(group, rules, refused))
 

@@ -1,35 +1,37 @@
 """Dead letters over HTTP: list, look at, redrive, purge."""
 
-import msgspec
 from msgspec import UNSET
 
 from app import codec, pages
-from app.dead_letters.schemas import (
-    DeadLetter,
-    DeadLetterPage,
-    ListDeadLettersQuery,
-    PurgeResult,
-    RedriveInput,
-    RedrivePreview,
-)
+from app.dead_letters.schemas import DeadLetter, DeadLetterPage, ListDeadLettersQuery, PurgeResult, RedriveInput, RedrivePreview
 from app.exchange import Call, Reply, reply
 from app.messages.pull import message_view
 from app.messages.schemas import MAX_BODY_BYTES, MessageQuery, PayloadForm
+from app.operations import IDEMPOTENCY_KEY, WRITING, operation
 from app.problems import Refusal, invalid_field
 from app.services import Services
 from app.tasks.handlers import view as task_view
+from app.tasks.schemas import Task
 from delivery import retry_message
 from delivery.dead_letters import Redrive
 from delivery.tasks import Wanted
 from storage.message import StoredMessage
 
 _OF_A_QUERY = ("topic", "key", "tag", "reason_contains", "from_", "to")
-_decoder = msgspec.json.Decoder(RedriveInput)
 
 
-async def list_(services: Services, call: Call, group: str) -> Reply:
+@operation(
+    "GET",
+    "/v1/groups/{group}/dead-letters",
+    "listDeadLetters",
+    tag="dead_letters",
+    query=ListDeadLettersQuery,
+    answers={200: DeadLetterPage},
+    problems=["group_not_found", "reserved_topic", "invalid_page_token", "overloaded"],
+)
+async def list_(services: Services, call: Call, group: str, query: ListDeadLettersQuery) -> Reply:
+    """List what the group gave up."""
     services.consumer_groups.get(group)
-    query = call.parameters(ListDeadLettersQuery)
     begin = 0 if query.page_token is UNSET else pages.decode_number_token("dead_letters", query.page_token)
     max_bytes = call.share.reserve(pages.PAGE_BYTES)
     found = await services.delivery.dead_letters.slice(group, begin, query.page_size + 1, max_bytes=max_bytes)
@@ -44,9 +46,18 @@ async def list_(services: Services, call: Call, group: str) -> Reply:
     return await call.answer_with(found, page)
 
 
-async def get(services: Services, call: Call, group: str, message_id: str) -> Reply:
+@operation(
+    "GET",
+    "/v1/groups/{group}/dead-letters/{message_id}",
+    "getDeadLetter",
+    tag="dead_letters",
+    query=MessageQuery,
+    answers={200: DeadLetter},
+    problems=["group_not_found", "reserved_topic", "message_not_found", "overloaded"],
+)
+async def get(services: Services, call: Call, group: str, message_id: str, query: MessageQuery) -> Reply:
+    """Look at a dead letter."""
     services.consumer_groups.get(group)
-    query = call.parameters(MessageQuery)
     call.share.reserve(MAX_BODY_BYTES)
     found = await services.delivery.dead_letters.find(group, message_id)
     if found is None:
@@ -54,14 +65,35 @@ async def get(services: Services, call: Call, group: str, message_id: str) -> Re
     return await call.answer_with([found], lambda: _view(found, query.payload))
 
 
+@operation(
+    "DELETE",
+    "/v1/groups/{group}/dead-letters",
+    "purgeDeadLetters",
+    tag="dead_letters",
+    answers={200: PurgeResult},
+    problems=["group_not_found", "reserved_topic", *WRITING],
+)
 async def purge(services: Services, _: Call, group: str) -> Reply:
+    """Keep no dead letters. They leave the list; their idempotency keys count on as they did."""
     services.consumer_groups.get(group)
     return reply(200, PurgeResult(purged=await services.delivery.dead_letters.purge(group)))
 
 
-async def redrive(services: Services, call: Call, group: str) -> Reply:
+@operation(
+    "POST",
+    "/v1/groups/{group}/dead-letters/redrive",
+    "redriveDeadLetters",
+    tag="dead_letters",
+    body=RedriveInput,
+    example={"select": "all", "dry_run": True},
+    answers={202: Task, 200: RedrivePreview},
+    answer_headers=["Location", "Idempotency-Replayed"],
+    headers=[IDEMPOTENCY_KEY],
+    problems=["group_not_found", "reserved_topic", "idempotency_key_reused", *WRITING],
+)
+async def redrive(services: Services, call: Call, group: str, given: RedriveInput) -> Reply:
+    """Hand dead letters to the group once more, and to no other. A task does it, and is the answer; `dry_run` counts them."""
     services.consumer_groups.get(group)
-    given = await call.decode(_decoder)
     wanted = _wanted(given)
     request = Redrive(
         wanted=wanted,

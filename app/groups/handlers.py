@@ -8,6 +8,7 @@ from msgspec import UNSET
 from app import codec, pages
 from app.exchange import NO_CONTENT, Call, Reply, reply
 from app.groups.schemas import Filter, Group, GroupInput, GroupPage, Subscription, SubscriptionInput
+from app.operations import IF_MATCH, WRITING, operation
 from app.problems import FieldError, Refusal, as_refusal, differs, invalid_field
 from app.registry.consumer_groups import ConsumerGroup
 from app.services import Services
@@ -16,12 +17,41 @@ from delivery import groups as delivery
 from delivery.filters import compile_filter
 from storage.errors import MessagingError
 
-_decoder = msgspec.json.Decoder(GroupInput)
+
+@operation(
+    "GET", "/v1/groups", "listGroups", tag="groups", query=PageQuery, answers={200: GroupPage}, problems=["invalid_page_token"]
+)
+async def list_(services: Services, _: Call, query: PageQuery) -> Reply:
+    """List consumer groups."""
+    after = "" if query.page_token is UNSET else pages.decode_token("groups", query.page_token)
+    found = [group for group in services.consumer_groups.all() if group.name > after]
+    count = pages.fitting(found, query.page_size, _size_of)
+    page = GroupPage(items=[_view(group) for group in found[:count]])
+    if len(found) > count:
+        page.next_page_token = pages.encode_token("groups", page.items[-1].group)
+    return reply(200, page)
 
 
-async def put(services: Services, call: Call, name: str) -> Reply:
+@operation(
+    "PUT",
+    "/v1/groups/{group}",
+    "putGroup",
+    tag="groups",
+    body=GroupInput,
+    example={"topics": [{"topic": "orders", "filter": {"kind": "tag", "expression": "created || paid"}}]},
+    body_is_optional=True,
+    answer_headers=["ETag"],
+    answers={201: Group, 200: Group},
+    headers=[IF_MATCH],
+    problems=["topic_not_found", "reserved_topic", "filter_conflict", "revision_mismatch", *WRITING],
+)
+async def put(services: Services, call: Call, name: str, given: GroupInput) -> Reply:
+    """Create a consumer group or change it.
+
+    What is left out of the body keeps its value. A filter or the start of a topic that the group reads, and the end of a
+    subscription, need `If-Match`, else 409; with `If-Match` the body replaces all settings.
+    """
     services.consumer_groups.check_name(name)
-    given = await call.decode(_decoder)
 
     def new_rules(known: ConsumerGroup | None) -> delivery.GroupRules:
         call.check_if_match(None if known is None else known.revision)
@@ -38,19 +68,18 @@ async def put(services: Services, call: Call, name: str) -> Reply:
     return _answer(group, status=201 if is_new else 200)
 
 
+@operation(
+    "GET",
+    "/v1/groups/{group}",
+    "getGroup",
+    tag="groups",
+    answer_headers=["ETag"],
+    answers={200: Group},
+    problems=["group_not_found", "reserved_topic"],
+)
 async def get(services: Services, _: Call, name: str) -> Reply:
+    """Look at a consumer group."""
     return _answer(services.consumer_groups.get(name))
-
-
-async def list_(services: Services, call: Call) -> Reply:
-    query = call.parameters(PageQuery)
-    after = "" if query.page_token is UNSET else pages.decode_token("groups", query.page_token)
-    found = [group for group in services.consumer_groups.all() if group.name > after]
-    count = pages.fitting(found, query.page_size, _size_of)
-    page = GroupPage(items=[_view(group) for group in found[:count]])
-    if len(found) > count:
-        page.next_page_token = pages.encode_token("groups", page.items[-1].group)
-    return reply(200, page)
 
 
 def _size_of(group: ConsumerGroup) -> int:
@@ -58,7 +87,17 @@ def _size_of(group: ConsumerGroup) -> int:
     return sum(len(one.topic) + len(one.expression) for one in group.rules.subscriptions)
 
 
+@operation(
+    "DELETE",
+    "/v1/groups/{group}",
+    "deleteGroup",
+    tag="groups",
+    answers={204: None},
+    headers=[IF_MATCH],
+    problems=["group_not_found", "reserved_topic", "revision_mismatch", *WRITING],
+)
 async def delete(services: Services, call: Call, name: str) -> Reply:
+    """Delete a consumer group. Its leases and retries end, its offsets and dead letters are forgotten; messages stay."""
     # The registry first: a group that had lost its positions would be handed everything again.
     await services.consumer_groups.delete(name, check=call.check_if_match, end=lambda: services.delivery.delete(name))
     return NO_CONTENT

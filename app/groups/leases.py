@@ -5,6 +5,7 @@ from msgspec import UNSET
 from app import codec, pages
 from app.exchange import Call, Reply, reply
 from app.groups.schemas import Lease, LeasePage
+from app.operations import operation
 from app.problems import Refusal
 from app.services import Services
 from app.topics.schemas import PageQuery
@@ -14,9 +15,18 @@ from delivery.lease_list import Place
 _KIND = "leases"
 
 
-async def list_(services: Services, call: Call, group: str) -> Reply:
+@operation(
+    "GET",
+    "/v1/groups/{group}/leases",
+    "listLeases",
+    tag="groups",
+    query=PageQuery,
+    answers={200: LeasePage},
+    problems=["group_not_found", "invalid_page_token", "reserved_topic"],
+)
+async def list_(services: Services, _: Call, group: str, query: PageQuery) -> Reply:
+    """List the messages that are lent: at which attempt, and until when. Who has one is in its trace."""
     services.consumer_groups.get(group)
-    query = call.parameters(PageQuery)
     after = None if query.page_token is UNSET else _place(pages.decode_token(_KIND, query.page_token))
     found = await services.delivery.leases(group, after=after, count=query.page_size + 1)
     page = LeasePage(items=[_view(one) for one in found[: query.page_size]])

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-import msgspec
 from msgspec import UNSET
 
 from app import codec
@@ -19,6 +18,7 @@ from app.groups.schemas import (
     ResetInput,
     ResetResult,
 )
+from app.operations import WRITING, operation
 from app.problems import FieldError, as_refusal, invalid_field
 from app.registry.topics import Topic
 from app.services import Services
@@ -28,55 +28,17 @@ from storage.errors import MessagingError, OffsetBeyondEnd, OffsetExpired
 from storage.formats import names
 from storage.message import QueueId
 
-_decoder = msgspec.json.Decoder(OffsetsInput)
-_reset_decoder = msgspec.json.Decoder(ResetInput)
 
-
-async def get_offsets(services: Services, call: Call, group: str) -> Reply:
-    services.consumer_groups.get(group)
-    topic = call.parameters(OffsetsQuery).topic
-    if topic is UNSET:
-        known = {one.name for one in services.topics.all()}
-        queues = sorted(queue for queue in services.delivery.positions_of(group) if queue.topic in known)
-    else:
-        queues = list(await services.store.queues(services.topics.get(topic).name))
-    return reply(200, GroupOffsetList(items=await _view(services, group, queues)))
-
-
-async def commit_offsets(services: Services, call: Call, group: str) -> Reply:
-    services.consumer_groups.check_name(group)
-    given = (await call.decode(_decoder)).offsets
-    wanted: dict[QueueId, int] = {}
-    for index, one in enumerate(given):
-        try:
-            queue = await _checked(services, one)
-        except MessagingError as error:
-            refusal = as_refusal(error)
-            refusal.errors = [FieldError(f"/offsets/{index}", refusal.code, refusal.detail)]
-            raise refusal from error
-        if queue in wanted:
-            raise invalid_field(f"/offsets/{index}", "not_allowed", f"queue {queue.number} of {queue.topic} stands twice")
-        wanted[queue] = one.offset
-    # Only now, so that a refused request leaves no group behind.
-    await services.consumer_groups.create(group)
-    await services.delivery.open_group(group)
-    await services.delivery.set_positions(group, wanted)
-    return reply(200, GroupOffsetList(items=await _view(services, group, wanted)))
-
-
-async def reset(services: Services, call: Call, group: str) -> Reply:
-    services.consumer_groups.get(group)
-    given = await call.decode(_reset_decoder)
-    topic = services.topics.get(given.topic)
-    wanted = await _wanted(services, given, topic)
-    if given.dry_run:
-        moves = await services.delivery.plan_reset(group, wanted)
-    else:
-        moves = await services.delivery.reset(group, wanted)
-    return reply(200, _effect(moves, dry_run=given.dry_run))
-
-
+@operation(
+    "GET",
+    "/v1/groups/{group}/lag",
+    "getGroupLag",
+    tag="groups",
+    answers={200: Lag},
+    problems=["group_not_found", "reserved_topic"],
+)
 async def lag(services: Services, _: Call, name: str) -> Reply:
+    """See how far the group is behind: what is ready, leased, and waits for a retry."""
     rules = services.consumer_groups.get(name).rules
     found, waiting = await services.delivery.lag(name, rules)
     now_ms = services.clock.wall_ms()
@@ -94,6 +56,88 @@ async def lag(services: Services, _: Call, name: str) -> Reply:
             queues=queues,
         ),
     )
+
+
+@operation(
+    "GET",
+    "/v1/groups/{group}/offsets",
+    "getOffsets",
+    tag="offsets",
+    query=OffsetsQuery,
+    answers={200: GroupOffsetList},
+    problems=["group_not_found", "topic_not_found", "reserved_topic"],
+)
+async def get_offsets(services: Services, _: Call, group: str, query: OffsetsQuery) -> Reply:
+    """Look where the group continues in each queue. Everything below is settled."""
+    services.consumer_groups.get(group)
+    topic = query.topic
+    if topic is UNSET:
+        known = {one.name for one in services.topics.all()}
+        queues = sorted(queue for queue in services.delivery.positions_of(group) if queue.topic in known)
+    else:
+        queues = list(await services.store.queues(services.topics.get(topic).name))
+    return reply(200, GroupOffsetList(items=await _view(services, group, queues)))
+
+
+@operation(
+    "PUT",
+    "/v1/groups/{group}/offsets",
+    "commitOffsets",
+    tag="offsets",
+    body=OffsetsInput,
+    example={"offsets": [{"topic": "orders", "queue_id": 0, "offset": 1}]},
+    answers={200: GroupOffsetList},
+    problems=["topic_not_found", "queue_not_found", "offset_beyond_end", "offset_expired", "reserved_topic", *WRITING],
+)
+async def commit_offsets(services: Services, _: Call, group: str, given: OffsetsInput) -> Reply:
+    """Commit offsets of the group. It is created if need be; they are durable when answered. Leases in these queues end."""
+    services.consumer_groups.check_name(group)
+    wanted: dict[QueueId, int] = {}
+    for index, one in enumerate(given.offsets):
+        try:
+            queue = await _checked(services, one)
+        except MessagingError as error:
+            refusal = as_refusal(error)
+            refusal.errors = [FieldError(f"/offsets/{index}", refusal.code, refusal.detail)]
+            raise refusal from error
+        if queue in wanted:
+            raise invalid_field(f"/offsets/{index}", "not_allowed", f"queue {queue.number} of {queue.topic} stands twice")
+        wanted[queue] = one.offset
+    # Only now, so that a refused request leaves no group behind.
+    await services.consumer_groups.create(group)
+    await services.delivery.open_group(group)
+    await services.delivery.set_positions(group, wanted)
+    return reply(200, GroupOffsetList(items=await _view(services, group, wanted)))
+
+
+@operation(
+    "POST",
+    "/v1/groups/{group}/offsets/reset",
+    "resetOffsets",
+    tag="offsets",
+    body=ResetInput,
+    example={"topic": "orders", "to": "time", "at": "2026-03-01T00:00:00.000Z", "dry_run": True},
+    answers={200: ResetResult},
+    problems=[
+        "group_not_found",
+        "topic_not_found",
+        "queue_not_found",
+        "offset_beyond_end",
+        "offset_expired",
+        "reserved_topic",
+        *WRITING,
+    ],
+)
+async def reset(services: Services, _: Call, group: str, given: ResetInput) -> Reply:
+    """Let the group continue elsewhere in a topic. Its leases there and the topic's waiting retries end; see `dry_run`."""
+    services.consumer_groups.get(group)
+    topic = services.topics.get(given.topic)
+    wanted = await _wanted(services, given, topic)
+    if given.dry_run:
+        moves = await services.delivery.plan_reset(group, wanted)
+    else:
+        moves = await services.delivery.reset(group, wanted)
+    return reply(200, _effect(moves, dry_run=given.dry_run))
 
 
 def _queue_lag(one: positions.QueueLag, now_ms: int) -> QueueLag:

@@ -8,6 +8,7 @@ from app import codec, pages
 from app.exchange import Call, Reply, in_pieces, reply
 from app.messages.pull import message_view
 from app.messages.schemas import MAX_BODY_BYTES, FoundPage, KnownMessage, MessageQuery, QueryMessagesQuery, Trace, TraceEvent
+from app.operations import RANGE, operation
 from app.problems import Refusal
 from app.services import Services
 from delivery.by_time import offset_by_time
@@ -22,14 +23,66 @@ from storage.identifiers import made_at_ms
 from storage.message import StoredMessage
 from storage.store import LAST_MS, KeyLookup, Retention
 
+_FIND_PROBLEMS = ("message_not_found", "message_expired", "record_corrupt", "not_supported_by_engine", "overloaded")
+
 _RANGE = re.compile(r"bytes=([0-9]{0,100})-([0-9]{0,100})")
 _MOST_EVENTS = 20_000  # of leases that a trace looks through; reading one takes some 50 µs
 _BYTES = "application/octet-stream"
 _WAITING = (names.HALF_TOPIC, names.TIMER_TOPIC, SCHEDULE_TOPIC)  # where a message lies before it is in its topic
 
 
-async def get(services: Services, call: Call, message_id: str) -> Reply:
-    query = call.parameters(MessageQuery)
+@operation(
+    "GET",
+    "/v1/messages",
+    "queryMessages",
+    tag="messages",
+    query=QueryMessagesQuery,
+    answers={200: FoundPage},
+    problems=[
+        "topic_not_found",
+        "reserved_topic",
+        "invalid_page_token",
+        "record_corrupt",
+        "not_supported_by_engine",
+        "overloaded",
+    ],
+)
+async def query(services: Services, call: Call, query: QueryMessagesQuery) -> Reply:
+    """Find the messages of a key. Newest first; a key matches as a whole."""
+    topic = services.topics.get(query.topic)
+    token = query.page_token
+    max_bytes = call.share.reserve(pages.PAGE_BYTES)
+    found = await _lookup(services).find_messages(
+        query.key,
+        topics=[topic.name],
+        from_ms=0 if query.from_ is UNSET else codec.parse_time(query.from_, "/query/from"),
+        to_ms=LAST_MS if query.to is UNSET else codec.parse_time(query.to, "/query/to"),
+        older_than=None if token is UNSET else pages.decode_number_token("messages", token),
+        max_messages=query.page_size + 1,
+        max_bytes=max_bytes,
+    )
+    count = pages.fitting(found, query.page_size, lambda message: len(message.body), max_bytes=max_bytes)
+
+    def page() -> FoundPage:
+        page = FoundPage(items=[message_view(message, query.payload) for message in found[:count]])
+        if len(found) > count:
+            page.next_page_token = pages.encode_token("messages", str(page_end(found[count - 1])))
+        return page
+
+    return await call.answer_with(found, page)
+
+
+@operation(
+    "GET",
+    "/v1/messages/{message_id}",
+    "getMessage",
+    tag="messages",
+    query=MessageQuery,
+    answers={200: KnownMessage},
+    problems=_FIND_PROBLEMS,
+)
+async def get(services: Services, call: Call, message_id: str, query: MessageQuery) -> Reply:
+    """Look at a message. One that waits for its time is shown with its schedule; a half message is not, before its commit."""
     call.share.reserve(MAX_BODY_BYTES)
     message, schedule = await _stored_or_waiting(services, message_id)
     if schedule is None:
@@ -44,8 +97,18 @@ async def get(services: Services, call: Call, message_id: str) -> Reply:
     return await call.answer_with([message], waiting)
 
 
+@operation(
+    "GET",
+    "/v1/messages/{message_id}/payload",
+    "getMessagePayload",
+    tag="messages",
+    answers={200: bytes, 206: bytes},
+    answer_headers=["Content-Range"],
+    headers=[RANGE],
+    problems=[*_FIND_PROBLEMS, "range_not_satisfiable"],
+)
 async def get_payload(services: Services, call: Call, message_id: str) -> Reply:
-    """The body as it was sent, or the range of it that is asked for."""
+    """Get a message's body as it was sent. More than one range, or no range at all, is passed over: the whole body comes."""
     call.share.reserve(MAX_BODY_BYTES)
     message, _ = await _stored_or_waiting(services, message_id)
     body = message.body
@@ -70,8 +133,11 @@ async def get_payload(services: Services, call: Call, message_id: str) -> Reply:
     return Reply(206, in_pieces(body[wanted.start : wanted.stop]), headers, media_type)
 
 
+@operation(
+    "GET", "/v1/messages/{message_id}/trace", "getMessageTrace", tag="messages", answers={200: Trace}, problems=_FIND_PROBLEMS
+)
 async def trace(services: Services, _: Call, message_id: str) -> Reply:
-    """Born, stored, queued, indexed; and what happened under leases since, as far as that is looked through."""
+    """See what happened to a message."""
     message = await _find(services, message_id)
     at = codec.rfc3339(message.stored_at_ms)
     log_offset = UNSET if message.log_offset is None else message.log_offset
@@ -95,31 +161,6 @@ async def trace(services: Services, _: Call, message_id: str) -> Reply:
     ]
     told_until = UNSET if told.until_ms is None else codec.rfc3339(told.until_ms)
     return reply(200, Trace(message_id=message.message_id, topic=message.queue.topic, items=items, told_until=told_until))
-
-
-async def query(services: Services, call: Call) -> Reply:
-    given = call.parameters(QueryMessagesQuery)
-    topic = services.topics.get(given.topic)
-    token = given.page_token
-    max_bytes = call.share.reserve(pages.PAGE_BYTES)
-    found = await _lookup(services).find_messages(
-        given.key,
-        topics=[topic.name],
-        from_ms=0 if given.from_ is UNSET else codec.parse_time(given.from_, "/query/from"),
-        to_ms=LAST_MS if given.to is UNSET else codec.parse_time(given.to, "/query/to"),
-        older_than=None if token is UNSET else pages.decode_number_token("messages", token),
-        max_messages=given.page_size + 1,
-        max_bytes=max_bytes,
-    )
-    count = pages.fitting(found, given.page_size, lambda message: len(message.body), max_bytes=max_bytes)
-
-    def page() -> FoundPage:
-        page = FoundPage(items=[message_view(message, given.payload) for message in found[:count]])
-        if len(found) > count:
-            page.next_page_token = pages.encode_token("messages", str(page_end(found[count - 1])))
-        return page
-
-    return await call.answer_with(found, page)
 
 
 def page_end(message: StoredMessage) -> int:

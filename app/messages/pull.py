@@ -8,6 +8,7 @@ from msgspec import UNSET
 from app import codec
 from app.exchange import Call, Reply
 from app.messages.schemas import KnownMessage, Message, MessagePage, PayloadForm, PullQuery
+from app.operations import operation
 from app.problems import FieldError, Refusal
 from app.services import Services
 from delivery.by_time import offset_by_time
@@ -24,9 +25,27 @@ _BASE64_PIECE = 3 << 18
 _SCAN_CODES = 16_000  # messages that a filter may pass over in one read by the hash of their tag
 
 
-async def pull(services: Services, call: Call, topic_name: str, queue_id: int) -> Reply:
+@operation(
+    "GET",
+    "/v1/topics/{topic}/queues/{queue_id}/messages",
+    "pullMessages",
+    tag="pull",
+    query=PullQuery,
+    answers={200: MessagePage},
+    problems=[
+        "topic_not_found",
+        "queue_not_found",
+        "offset_beyond_end",
+        "offset_expired",
+        "reserved_topic",
+        "too_many_waiting",
+        "record_corrupt",
+        "overloaded",
+    ],
+)
+async def pull(services: Services, call: Call, topic_name: str, queue_id: int, query: PullQuery) -> Reply:
+    """Read a queue from an offset. Nothing is remembered; with `wait_ms` the answer waits for something new."""
     topic = services.topics.get(topic_name)
-    query = call.parameters(PullQuery)
     queue = topic.queue(queue_id)
     bounds = await services.store.offsets(queue)
     offset = await _first_offset(services.store, queue, query, bounds)

@@ -11,7 +11,17 @@ from msgspec import UNSET, UnsetType
 from app import codec
 from app.exchange import Call, Reply, RequestLimit, reply
 from app.messages.build import build, request_limit
-from app.messages.schemas import BatchEntry, BatchInput, BatchResult, BatchSendResult, LooseBatch, MessageInput, Receipt
+from app.messages.schemas import (
+    MAX_DELAY_MS,
+    BatchEntry,
+    BatchInput,
+    BatchResult,
+    BatchSendResult,
+    LooseBatch,
+    MessageInput,
+    Receipt,
+)
+from app.operations import IDEMPOTENCY_KEY, WRITING, HeaderParameter, operation
 from app.problems import Problem, Refusal, as_refusal, document, invalid_field
 from app.registry.payload_schema import ChecksPending
 from app.registry.topics import Topic
@@ -22,6 +32,33 @@ from scheduler import scheduled_message
 from storage.errors import MessagingError
 from storage.formats.properties import REAL_TOPIC, SCHEDULE_ID
 from storage.message import Appended, Durability, Message
+
+_SEND_PROBLEMS = (
+    "topic_not_found", "queue_not_found", "idempotency_in_progress", "message_too_large", "idempotency_key_reused",
+    "rate_limited", "unsupported_combination", "reserved_topic", "not_supported_by_engine", *WRITING,
+)  # fmt: skip
+_TEXT = {"type": "string", "minLength": 1, "maxLength": 3 * 255}  # percent-encoded
+_RAW_HEADERS = (
+    IDEMPOTENCY_KEY,
+    HeaderParameter(
+        "Message-Key", "The key. This and the other texts: ASCII, other characters as percent-encoded UTF-8.", _TEXT
+    ),
+    HeaderParameter("Message-Tag", "The tag.", _TEXT),
+    HeaderParameter("Message-Ordering-Key", "Messages of one ordering key stay in order.", _TEXT),
+    HeaderParameter("Message-Queue-Id", "The queue.", {"type": "integer", "minimum": 0, "maximum": 1_023}),
+    HeaderParameter("Message-Delay-Ms", "The delay.", {"type": "integer", "minimum": 0, "maximum": MAX_DELAY_MS}),
+    # Without `format: date-time`: a generator that makes times of such texts puts none into a header, and leaves the route out.
+    HeaderParameter("Message-Deliver-At", "When to deliver, RFC 3339.", {"type": "string", "minLength": 1, "maxLength": 64}),
+    HeaderParameter(
+        "Message-Delay-Level", "The delay as one of RocketMQ's levels.", {"type": "integer", "minimum": 1, "maximum": 18}
+    ),
+    HeaderParameter(
+        "Message-Require-Durability",
+        "The least that will do before the answer.",
+        {"type": "string", "enum": ["synced", "buffered"]},
+    ),
+)
+_SENT = ("Location", "Store-Pressure", "Idempotency-Replayed")
 
 _message_decoder = msgspec.json.Decoder(MessageInput)
 _batch_decoder = msgspec.json.Decoder(BatchInput)
@@ -51,24 +88,81 @@ def limit_raw(services: Services, topic_name: str) -> RequestLimit:
     return RequestLimit(limit_bytes, limit_bytes)
 
 
-async def send(services: Services, call: Call, topic_name: str) -> Reply:
+@operation(
+    "POST",
+    "/v1/topics/{topic}/messages",
+    "sendMessage",
+    tag="messages",
+    body=MessageInput,
+    example={"key": "8812", "tag": "created", "json": {"order_id": 8812, "total": "19.90"}, "properties": {"source": "shop"}},
+    answers={201: Receipt, 202: Receipt},
+    answer_headers=_SENT,
+    headers=[IDEMPOTENCY_KEY],
+    problems=_SEND_PROBLEMS,
+    limit=limit,
+)
+async def send(services: Services, call: Call, topic_name: str, given: MessageInput) -> Reply:
+    """Send one message. 202: it is stored, but the sync that was asked for takes longer than the limit."""
     topic = services.topics.to_use(topic_name)
-    return await _send_one(services, call, topic, await call.decode(_message_decoder), raw_body=None)
+    return await _send_one(services, call, topic, given, raw_body=None)
 
 
-async def send_raw(services: Services, call: Call, topic_name: str) -> Reply:
-    topic = services.topics.to_use(topic_name)
+class _JudgedEntry(NamedTuple):
+    """As a BatchEntry, where messages had to be decoded one by one."""
+
+    id: str | UnsetType
+    message: MessageInput | Refusal
+
+
+_Entries = Sequence[BatchEntry | _JudgedEntry]
+
+
+class _Batch(NamedTuple):
+    """A batch as it was given. Where a message cannot be decoded, its entry has the refusal, so that the others can go on."""
+
+    is_atomic: bool
+    entries: _Entries
+
+
+async def _decode_batch(call: Call) -> _Batch:
     try:
-        return await _send_one(services, call, topic, _from_headers(call.headers), raw_body=call.body)
+        batch = await call.decode(_batch_decoder)
     except Refusal as refusal:
-        refusal.errors = [msgspec.structs.replace(error, pointer=_header_of(error.pointer)) for error in refusal.errors]
-        raise
+        if refusal.code != "validation_failed":
+            raise
+        loose = await call.decode(_loose_batch_decoder)
+        entries = await call.work(
+            lambda: [_JudgedEntry(entry.id, decode_message(bytes(entry.message))) for entry in loose.entries]
+        )
+        return _Batch(loose.atomic, entries)
+    return _Batch(batch.atomic, batch.entries)
 
 
-async def send_batch(services: Services, call: Call, topic_name: str) -> Reply:
+def decode_message(raw: bytes) -> MessageInput | Refusal:
+    try:
+        return codec.decode(_message_decoder, raw)
+    except Refusal as refusal:
+        return refusal
+
+
+@operation(
+    "POST",
+    "/v1/topics/{topic}/messages/batch",
+    "sendMessageBatch",
+    tag="messages",
+    body=BatchInput,
+    decode=_decode_batch,
+    example={"entries": [{"id": "a", "message": {"json": {"n": 1}}}, {"id": "b", "message": {"payload": "two"}}]},
+    answers={201: BatchSendResult, 207: BatchSendResult},
+    answer_headers=_SENT[1:],
+    headers=[IDEMPOTENCY_KEY],
+    problems=_SEND_PROBLEMS,
+)
+async def send_batch(services: Services, call: Call, topic_name: str, given: _Batch) -> Reply:
+    """Send up to 1,000 messages in one append. All or none; with `atomic: false` each as it can, and 207 where one cannot."""
     topic = services.topics.to_use(topic_name)
     traceparent = call.traceparent
-    is_atomic, entries = await _decode_batch(call)
+    is_atomic, entries = given
     _refuse_twin_ids(entries)
     request = await _keyed(call, "sendMessageBatch", topic)
     message_ids = services.identifiers.many("msg", len(entries))
@@ -95,6 +189,28 @@ async def send_batch(services: Services, call: Call, topic_name: str) -> Reply:
     receipts = {index: receipt_of(message, place) for (index, message), place in zip(messages.items(), places, strict=True)}
     status = status_of(services, places[0], durability) if places else 201
     return _batch_reply(services, entries, receipts, refused, status=status, replayed=False)
+
+
+@operation(
+    "POST",
+    "/v1/topics/{topic}/messages/raw",
+    "sendMessageRaw",
+    tag="messages",
+    takes_bytes=True,
+    answers={201: Receipt, 202: Receipt},
+    answer_headers=_SENT,
+    headers=_RAW_HEADERS,
+    problems=_SEND_PROBLEMS,
+    limit=limit_raw,
+)
+async def send_raw(services: Services, call: Call, topic_name: str) -> Reply:
+    """Send the request's body as it is. It may be of any type; `Message-Property-<name>` headers are properties."""
+    topic = services.topics.to_use(topic_name)
+    try:
+        return await _send_one(services, call, topic, _from_headers(call.headers), raw_body=call.body)
+    except Refusal as refusal:
+        refusal.errors = [msgspec.structs.replace(error, pointer=_header_of(error.pointer)) for error in refusal.errors]
+        raise
 
 
 def _build_entries(
@@ -262,37 +378,6 @@ def receipt_of(message: Message, place: Appended, *, deduplicated: bool = False)
 
 
 # ----------------------------------------------------------------------------------------------------------------- batch
-
-
-class _JudgedEntry(NamedTuple):
-    """As a BatchEntry, where messages had to be decoded one by one."""
-
-    id: str | UnsetType
-    message: MessageInput | Refusal
-
-
-_Entries = Sequence[BatchEntry | _JudgedEntry]
-
-
-async def _decode_batch(call: Call) -> tuple[bool, _Entries]:
-    """(atomic, entries). Where a message cannot be decoded, its entry holds why, and the others can go on."""
-    try:
-        batch = await call.decode(_batch_decoder)
-    except Refusal as refusal:
-        if refusal.code != "validation_failed":
-            raise
-        loose = await call.decode(_loose_batch_decoder)
-        return loose.atomic, await call.work(
-            lambda: [_JudgedEntry(entry.id, decode_message(bytes(entry.message))) for entry in loose.entries]
-        )
-    return batch.atomic, batch.entries
-
-
-def decode_message(raw: bytes) -> MessageInput | Refusal:
-    try:
-        return codec.decode(_message_decoder, raw)
-    except Refusal as refusal:
-        return refusal
 
 
 def _refuse_twin_ids(entries: _Entries) -> None:

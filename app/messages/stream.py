@@ -18,6 +18,7 @@ from app.exchange import JSON_LINES, Call
 from app.messages.build import build, request_limit
 from app.messages.schemas import BatchEntry, BatchResult, LooseEntry, MessageInput
 from app.messages.send import append_all, begin_keyed, decode_message, receipt_of, status_of, strongest_of
+from app.operations import IDEMPOTENCY_KEY, Lines, operation
 from app.problems import Refusal, as_refusal, document, invalid_field, too_large
 from app.registry.payload_schema import ChecksPending, until_checked
 from app.registry.topics import Topic
@@ -41,10 +42,26 @@ _loose_entry_decoder = msgspec.json.Decoder(LooseEntry)
 Answer = BatchResult | Awaitable[BatchResult]
 
 
+@operation(
+    "POST",
+    "/v1/topics/{topic}/messages/stream",
+    "sendMessageStream",
+    tag="messages",
+    takes_lines=True,
+    answers={200: Lines},
+    answer_headers=["Store-Pressure"],
+    headers=[IDEMPOTENCY_KEY],
+    problems=("topic_not_found", "reserved_topic"),
+)
 async def send_stream(
     services: Services, call: Call, topic_name: str, chunks: AsyncIterator[bytes]
 ) -> AsyncGenerator[bytes, None]:
-    """Answer lines, some at a time. Ends with the body, or when the service stops: a line without an answer was not taken."""
+    """Send messages for as long as you like, a line of JSON each. A line in is as an entry of a batch,
+    `{"id":"1","message":{...}}`; a line out is as a result of a batch, with a receipt or a problem, one for each line in and in
+    their order. The status 200 says nothing about the lines. Read while you write: at most 1,000 lines are taken before their
+    answers are. With an Idempotency-Key, that key and the id of a line make the line repeatable.
+    """
+    # The answers end with the body, or when the service stops: a line without an answer was not taken.
     media_type = call.headers.get("content-type", JSON_LINES).partition(";")[0].strip().lower()
     if media_type not in _MEDIA_TYPES:
         raise Refusal("unsupported_media_type", f"the route takes {JSON_LINES}, not {media_type[:100]}")

@@ -7,6 +7,7 @@ from msgspec import UNSET
 
 from app import codec
 from app.exchange import Call, Reply, reply
+from app.operations import IF_MATCH, WRITING, operation
 from app.problems import Refusal, as_refusal, differs, document, invalid_field
 from app.producer_groups.schemas import (
     AnswerInput,
@@ -30,20 +31,27 @@ from storage.errors import MessagingError
 from txn.open_checks import LeasedCheck
 from txn.states import TxnEvent
 
-_group_decoder = msgspec.json.Decoder(ProducerGroupInput)
-_receive_decoder = msgspec.json.Decoder(ReceiveChecksInput)
-_rotate_decoder = msgspec.json.Decoder(RotateSecretInput)
-_test_decoder = msgspec.json.Decoder(CheckTestInput)
-_answers_decoder = msgspec.json.Decoder(AnswersInput)
-
 _MAX_EVIDENCE_BYTES = 4_096
 _TIMEOUT_MS = 15_000
 _CONCURRENCY = 4
 
 
-async def put(services: Services, call: Call, name: str) -> Reply:
+@operation(
+    "PUT",
+    "/v1/producer-groups/{producer_group}",
+    "putProducerGroup",
+    tag="checks",
+    body=ProducerGroupInput,
+    example={"check_mode": "poll"},
+    answer_headers=["ETag"],
+    body_is_optional=True,
+    answers={201: ProducerGroup, 200: ProducerGroup},
+    headers=[IF_MATCH],
+    problems=["check_conflict", "reserved_topic", "revision_mismatch", "check_url_refused", "storage_full"],
+)
+async def put(services: Services, call: Call, name: str, given: ProducerGroupInput) -> Reply:
+    """Create a producer group or change it. With `webhook` the first answer holds the secret that checks are signed with."""
     services.producer_groups.check_name(name)
-    given = await call.decode(_group_decoder)
     if given.check_url is not UNSET:
         await services.webhooks.check_url(given.check_url)
 
@@ -58,13 +66,36 @@ async def put(services: Services, call: Call, name: str) -> Reply:
     return _answer_with(services, group, status=201 if is_new else 200, shows_secret=has_new_secret)
 
 
+@operation(
+    "GET",
+    "/v1/producer-groups/{producer_group}",
+    "getProducerGroup",
+    tag="checks",
+    answer_headers=["ETag"],
+    answers={200: ProducerGroup},
+    problems=["producer_group_not_found", "reserved_topic"],
+)
 async def get(services: Services, _: Call, name: str) -> Reply:
+    """Look at a producer group."""
     return _answer_with(services, services.producer_groups.get(name))
 
 
-async def rotate_secret(services: Services, call: Call, name: str) -> Reply:
+@operation(
+    "POST",
+    "/v1/producer-groups/{producer_group}/rotate-secret",
+    "rotateSigningSecret",
+    tag="checks",
+    body=RotateSecretInput,
+    example={},
+    body_is_optional=True,
+    answer_headers=["ETag"],
+    answers={200: ProducerGroup},
+    headers=[IF_MATCH],
+    problems=["producer_group_not_found", "reserved_topic", "revision_mismatch", "unsupported_combination", "storage_full"],
+)
+async def rotate_secret(services: Services, call: Call, name: str, _given: RotateSecretInput) -> Reply:
+    """Replace the secret that checks are signed with. The answer holds the new one; for a day checks are signed with both."""
     services.producer_groups.check_name(name)
-    await call.decode(_rotate_decoder)
     overlap_ms = services.webhooks.options.secret_overlap_ms
     group = await services.producer_groups.rotate_secret(name, overlap_ms=overlap_ms, check=call.check_if_match)
     if group is None:
@@ -72,9 +103,20 @@ async def rotate_secret(services: Services, call: Call, name: str) -> Reply:
     return _answer_with(services, group, shows_secret=True)
 
 
-async def test_endpoint(services: Services, call: Call, name: str) -> Reply:
+@operation(
+    "POST",
+    "/v1/producer-groups/{producer_group}/check-test",
+    "testCheckEndpoint",
+    tag="checks",
+    body=CheckTestInput,
+    example={},
+    body_is_optional=True,
+    answers={200: CheckTestResult},
+    problems=["producer_group_not_found", "reserved_topic", "unsupported_combination", "too_many_waiting"],
+)
+async def try_endpoint(services: Services, call: Call, name: str, _given: CheckTestInput) -> Reply:
+    """Ask a producer's endpoint about made-up transactions. Each case says what a safe endpoint does; nothing is written."""
     group = services.producer_groups.get(name)
-    await call.decode(_test_decoder)
     if group.webhook is None:
         raise Refusal("unsupported_combination", f"producer group {name} has check_mode poll: it has no endpoint to test")
     if group.webhook.disabled_at_ms is not None:
@@ -94,9 +136,20 @@ async def test_endpoint(services: Services, call: Call, name: str) -> Reply:
     return reply(200, CheckTestResult(passed=all(case.passed for case in cases), cases=found))
 
 
-async def receive_checks(services: Services, call: Call, name: str) -> Reply:
+@operation(
+    "POST",
+    "/v1/producer-groups/{producer_group}/checks/receive",
+    "receiveChecks",
+    tag="checks",
+    body=ReceiveChecksInput,
+    example={"max_checks": 50, "wait_ms": 1_000, "lease_ms": 15_000},
+    body_is_optional=True,
+    answers={200: CheckList},
+    problems=["reserved_topic", "too_many_waiting", *WRITING],
+)
+async def receive_checks(services: Services, call: Call, name: str, given: ReceiveChecksInput) -> Reply:
+    """Take checks to answer, under a lease. One that is not answered in time comes again under the same id."""
     services.producer_groups.check_name(name)
-    given = await call.decode(_receive_decoder)
     await services.producer_groups.get_or_create(name)
     receive = services.transactions.receive_checks
     checks = await receive(name, max_checks=given.max_checks, lease_ms=given.lease_ms, wait_ms=0)
@@ -107,16 +160,26 @@ async def receive_checks(services: Services, call: Call, name: str) -> Reply:
     return reply(200, CheckList(checks=[_check_view(check, now_ms) for check in checks]))
 
 
-async def answer_checks(services: Services, call: Call, name: str) -> Reply:
+@operation(
+    "POST",
+    "/v1/producer-groups/{producer_group}/checks/answer",
+    "answerChecks",
+    tag="checks",
+    body=AnswersInput,
+    example={"answers": [{"check_id": "chk_1_order-8812", "decision": "commit", "evidence": {"row": "order_outbox:8812"}}]},
+    answers={200: AnswersResult, 207: AnswersResult},
+    problems=["producer_group_not_found", "reserved_topic"],
+)
+async def answer_checks(services: Services, _: Call, name: str, given: AnswersInput) -> Reply:
+    """Answer checks. 207: at least one of the answers was refused; its result says why."""
     services.producer_groups.check_name(name)
-    given = (await call.decode(_answers_decoder)).answers
-    for index, answer in enumerate(given):
+    for index, answer in enumerate(given.answers):
         if answer.evidence is not UNSET and len(codec.encode(answer.evidence)) > _MAX_EVIDENCE_BYTES:
             detail = f"must be at most {_MAX_EVIDENCE_BYTES} bytes of JSON"
             raise invalid_field(f"/answers/{index}/evidence", "out_of_range", detail)
     services.producer_groups.get(name)
     # Together, so that one sync serves them all; the answers to one transaction still come one after another.
-    results = await asyncio.gather(*[_answer(services, name, answer) for answer in given])
+    results = await asyncio.gather(*[_answer(services, name, answer) for answer in given.answers])
     rejected = sum(result.problem is not UNSET for result in results)
     body = AnswersResult(accepted=len(results) - rejected, rejected=rejected, results=list(results))
     return reply(207 if rejected else 200, body)

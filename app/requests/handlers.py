@@ -2,7 +2,6 @@
 
 import re
 
-import msgspec
 from msgspec import UNSET, UnsetType
 
 from app import codec
@@ -11,7 +10,8 @@ from app.exchange import Reply as Answer
 from app.messages.build import build, build_reply
 from app.messages.pull import payload_view
 from app.messages.schemas import MessageInput, PayloadForm
-from app.messages.send import DURABILITY
+from app.messages.send import DURABILITY, limit
+from app.operations import IDEMPOTENCY_KEY, WRITING, HeaderParameter, operation
 from app.problems import Refusal
 from app.registry.topics import Topic
 from app.requests.schemas import Reply, ReplyInput, ReplyResult, RequestInput, RequestQuery, RequestView
@@ -23,8 +23,9 @@ from storage.errors import UnknownTopic, UnsupportedCombination
 from storage.formats import properties
 from storage.message import Message
 
-_request_decoder = msgspec.json.Decoder(RequestInput)
-_reply_decoder = msgspec.json.Decoder(ReplyInput)
+_PREFER = HeaderParameter("Prefer", "wait=10: another way to say `wait_ms`, in seconds.", {"type": "string"})
+_KEPT = ("request_not_found", "message_expired", "record_corrupt", "not_supported_by_engine")
+
 
 _MESSAGE_DEPTH = 2  # of the value of a `json` field in a request
 _MAX_REPLY_BYTES = 4 << 20  # where the request's topic is no longer there to say
@@ -32,9 +33,35 @@ _MAX_WAIT_MS = 30_000
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,9})\"?(?:$|[,;\s])", re.IGNORECASE)
 
 
-async def ask(services: Services, call: Call, topic_name: str) -> Answer:
+@operation(
+    "POST",
+    "/v1/topics/{topic}/requests",
+    "sendRequest",
+    tag="requests",
+    body=RequestInput,
+    example={"message": {"json": {"sku": "A1"}}, "timeout_ms": 30_000, "wait_ms": 0},
+    answers={200: RequestView, 202: RequestView},
+    answer_headers=("Location", "Store-Pressure", "Idempotency-Replayed"),
+    headers=[IDEMPOTENCY_KEY, _PREFER],
+    problems=(
+        "topic_not_found",
+        "queue_not_found",
+        "idempotency_in_progress",
+        "idempotency_key_reused",
+        "message_too_large",
+        "message_expired",
+        "unsupported_combination",
+        "reserved_topic",
+        "too_many_waiting",
+        "reply_timeout",
+        "record_corrupt",
+        *WRITING,
+    ),
+    limit=limit,
+)
+async def ask(services: Services, call: Call, topic_name: str, given: RequestInput) -> Answer:
+    """Send a message that is to be replied to. 202: there is no reply yet; GET it where Location says, from anywhere."""
     topic = services.topics.to_use(topic_name)
-    given = await call.decode(_request_decoder)
     wait_ms = _wait_ms(call, given.wait_ms)
     key = call.idempotency_key
     repeatable = None if key is None else RepeatableKey(key, await call.fingerprint(), topic.settings.dedup_window_ms)
@@ -66,18 +93,49 @@ async def ask(services: Services, call: Call, topic_name: str) -> Answer:
     return reply(status, await _view(services, request, "auto"), headers)
 
 
-async def get(services: Services, call: Call, request_id: str) -> Answer:
-    query = call.parameters(RequestQuery)
+@operation(
+    "GET",
+    "/v1/requests/{request_id}",
+    "getRequest",
+    tag="requests",
+    query=RequestQuery,
+    answers={200: RequestView},
+    headers=[_PREFER],
+    problems=(*_KEPT, "too_many_waiting"),
+)
+async def get(services: Services, call: Call, request_id: str, query: RequestQuery) -> Answer:
+    """Look at a request and its reply. With `wait_ms` the answer waits until it is closed."""
     request = await _wait_until_closed(services, call, request_id, _wait_ms(call, query.wait_ms))
     return reply(200, await _view(services, request, query.payload))
 
 
+@operation(
+    "DELETE",
+    "/v1/requests/{request_id}",
+    "cancelRequest",
+    tag="requests",
+    answers={200: RequestView},
+    problems=(*_KEPT, "request_closed", *WRITING),
+)
 async def cancel(services: Services, _: Call, request_id: str) -> Answer:
+    """Cancel a request. Its message is not handed out any more, and a reply to it is refused."""
     return reply(200, await _view(services, await services.requests.cancel(request_id), "auto"))
 
 
-async def answer(services: Services, call: Call, request_id: str) -> Answer:
-    given = await call.decode(_reply_decoder)
+@operation(
+    "POST",
+    "/v1/requests/{request_id}/reply",
+    "replyToRequest",
+    tag="requests",
+    body=ReplyInput,
+    example={"json": {"price": "4.20"}},
+    answers={200: ReplyResult},
+    answer_headers=("Store-Pressure", "Idempotency-Replayed"),
+    headers=[IDEMPOTENCY_KEY],
+    problems=(*_KEPT, "request_closed", "idempotency_key_reused", "message_too_large", *WRITING),
+)
+async def answer(services: Services, call: Call, request_id: str, given: ReplyInput) -> Answer:
+    """Reply to a request, and acknowledge its message in the same step. A late reply is kept and marked."""
     request = await services.requests.get(request_id)
     body, content_type, own = await call.work(lambda: build_reply(given, limit_bytes=_limit_bytes(services, request)))
     outcome = await services.requests.reply(

@@ -7,18 +7,11 @@ from msgspec import UNSET
 
 from app import codec
 from app.exchange import Call, Reply, reply
+from app.operations import IDEMPOTENCY_KEY, WRITING, operation
 from app.problems import FieldError, Refusal, as_refusal, invalid_field
 from app.registry.topics import DAY_MS
 from app.schedules import occurrence
-from app.schedules.schemas import (
-    CronInput,
-    Firing,
-    ListOccurrencesQuery,
-    Occurrence,
-    OccurrenceList,
-    RescheduleInput,
-    Schedule,
-)
+from app.schedules.schemas import CronInput, Firing, Occurrence, OccurrenceList, RescheduleInput, Schedule
 from app.services import Services
 from scheduler import cron_log
 from scheduler.cron_line import CronLine
@@ -26,14 +19,38 @@ from scheduler.cron_schedule import CatchUp, CountedAnew, CronSchedule, Fired, S
 from scheduler.cron_table import CronItem
 from storage.errors import MessagingError
 
-_decoder = msgspec.json.Decoder(CronInput)
-
 _PREVIEW = 10
 _RECENT = 10
 
 
-async def create(services: Services, call: Call) -> Reply:
-    given = await call.decode(_decoder)
+@operation(
+    "POST",
+    "/v1/schedules",
+    "createSchedule",
+    tag="schedules",
+    body=CronInput,
+    example={
+        "cron": "0 6 * * 1-5",
+        "time_zone": "Europe/Berlin",
+        "topic": "orders",
+        "message": {"json": {"report": "daily"}},
+        "catch_up": "skip",
+    },
+    answers={201: Schedule, 200: OccurrenceList},
+    answer_headers=["Location", "ETag", "Idempotency-Replayed"],
+    headers=[IDEMPOTENCY_KEY],
+    problems=[
+        "topic_not_found",
+        "queue_not_found",
+        "reserved_topic",
+        "unsupported_combination",
+        "message_too_large",
+        "idempotency_key_reused",
+        *WRITING,
+    ],
+)
+async def create(services: Services, call: Call, given: CronInput) -> Reply:
+    """Send a message whenever a cron line says so. With `dry_run` the answer is 200 and only says when that would be."""
     key, fingerprint = call.idempotency_key, await call.fingerprint()
     now_ms = services.clock.wall_ms()
     known = services.topics.get(given.topic) if services.topics.knows(given.topic) else None
@@ -82,15 +99,11 @@ async def get(services: Services, item: CronItem) -> Reply:
     return await _answer(services, item)
 
 
-async def list_occurrences(services: Services, call: Call, schedule_id: str) -> Reply:
-    count = call.parameters(ListOccurrencesQuery).count
-    item = services.cron.table.get(schedule_id)
-    if item is None:
-        await services.schedules.get(schedule_id)
-        raise Refusal("unsupported_combination", f"schedule {schedule_id} is a message's, which has one time: deliver_at")
+async def occurrences(services: Services, item: CronItem, count: int) -> Reply:
     line = item.line
     if line is None:
-        raise Refusal("unsupported_combination", f"schedule {schedule_id} is {item.state.replace('_', ' ')}, it has no times")
+        state = item.state.replace("_", " ")
+        raise Refusal("unsupported_combination", f"schedule {item.schedule.schedule_id} is {state}, it has no times")
     moments = await _upcoming(line, services.clock.wall_ms(), count)
     return reply(200, _occurrences(item.schedule.cron, item.schedule.time_zone, line, moments))
 

@@ -2,16 +2,23 @@
 
 import re
 
-import msgspec
 from msgspec import UNSET
 
 from app import codec, pages
 from app.exchange import Call, Reply, reply
 from app.messages.build import check_delay_limit
-from app.problems import invalid_field
+from app.operations import IF_MATCH, WRITING, operation
+from app.problems import Refusal, invalid_field
 from app.registry.topics import check_name
 from app.schedules import cron_handlers
-from app.schedules.schemas import ListSchedulesQuery, RescheduleInput, Schedule, SchedulePage
+from app.schedules.schemas import (
+    ListOccurrencesQuery,
+    ListSchedulesQuery,
+    OccurrenceList,
+    RescheduleInput,
+    Schedule,
+    SchedulePage,
+)
 from app.services import Services
 from scheduler import schedule
 from scheduler.cron_schedule import CronState
@@ -21,14 +28,22 @@ from scheduler.schedule_lookup import ListPosition, Wanted
 from storage.store import LAST_MS
 
 _POSITION = re.compile("([0-9]{1,15})[.]([0-9]{1,18})")
-_reschedule_decoder = msgspec.json.Decoder(RescheduleInput)
 
 _STATES = frozenset([*ScheduleState, *CronState])
 
 
-async def list_(services: Services, call: Call) -> Reply:
-    """First those of kind cron, by their ids, then the messages, by their times."""
-    query = call.parameters(ListSchedulesQuery)
+@operation(
+    "GET",
+    "/v1/schedules",
+    "listSchedules",
+    tag="schedules",
+    query=ListSchedulesQuery,
+    answers={200: SchedulePage},
+    problems=["invalid_page_token", "reserved_topic"],
+)
+async def list_(services: Services, _: Call, query: ListSchedulesQuery) -> Reply:
+    """List schedules. Those that wait, unless `state` asks for others."""
+    # First the schedules of kind cron, by their ids, then the messages, by their times.
     states = _states(query.state)
     topic = None if query.topic is UNSET else query.topic
     if topic is not None:
@@ -59,15 +74,65 @@ async def list_(services: Services, call: Call) -> Reply:
     return reply(200, page)
 
 
+@operation(
+    "GET",
+    "/v1/schedules/{schedule_id}",
+    "getSchedule",
+    tag="schedules",
+    answers={200: Schedule},
+    answer_headers=["ETag"],
+    problems=["schedule_not_found"],
+)
 async def get(services: Services, _: Call, schedule_id: str) -> Reply:
+    """Look at a schedule."""
     cron = services.cron.table.get(schedule_id)
     if cron is not None:
         return await cron_handlers.get(services, cron)
     return _answer(await services.schedules.get(schedule_id))
 
 
-async def change(services: Services, call: Call, schedule_id: str) -> Reply:
-    given = await call.decode(_reschedule_decoder)
+@operation(
+    "GET",
+    "/v1/schedules/{schedule_id}/occurrences",
+    "listOccurrences",
+    tag="schedules",
+    query=ListOccurrencesQuery,
+    answers={200: OccurrenceList},
+    problems=["schedule_not_found", "unsupported_combination"],
+)
+async def list_occurrences(services: Services, _: Call, schedule_id: str, query: ListOccurrencesQuery) -> Reply:
+    """Say when a cron schedule fires next."""
+    cron = services.cron.table.get(schedule_id)
+    if cron is None:
+        await services.schedules.get(schedule_id)
+        raise Refusal("unsupported_combination", f"schedule {schedule_id} is a message's, which has one time: deliver_at")
+    return await cron_handlers.occurrences(services, cron, query.count)
+
+
+@operation(
+    "PATCH",
+    "/v1/schedules/{schedule_id}",
+    "rescheduleMessage",
+    tag="schedules",
+    body=RescheduleInput,
+    example={"deliver_at": "2026-03-02T12:00:00.000Z"},
+    answers={200: Schedule},
+    answer_headers=["ETag"],
+    headers=[IF_MATCH],
+    problems=[
+        "schedule_not_found",
+        "topic_not_found",
+        "queue_not_found",
+        "already_delivered",
+        "already_cancelled",
+        "revision_mismatch",
+        "unsupported_combination",
+        "message_too_large",
+        *WRITING,
+    ],
+)
+async def change(services: Services, call: Call, schedule_id: str, given: RescheduleInput) -> Reply:
+    """Move a message to another time, or change a cron schedule. The change is durable when it is answered."""
     cron = services.cron.table.get(schedule_id)
     if cron is not None:
         return await cron_handlers.change(services, call, cron, given)
@@ -85,7 +150,18 @@ async def change(services: Services, call: Call, schedule_id: str) -> Reply:
     )
 
 
+@operation(
+    "DELETE",
+    "/v1/schedules/{schedule_id}",
+    "cancelSchedule",
+    tag="schedules",
+    answers={200: Schedule},
+    answer_headers=["ETag"],
+    headers=[IF_MATCH],
+    problems=["schedule_not_found", "already_delivered", "revision_mismatch", *WRITING],
+)
 async def cancel(services: Services, call: Call, schedule_id: str) -> Reply:
+    """Cancel a message: nobody will see it; or stop a cron schedule. Durable when it is answered; again changes nothing."""
     cron = services.cron.table.get(schedule_id)
     if cron is not None:
         return await cron_handlers.cancel(services, call, cron)

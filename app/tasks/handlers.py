@@ -4,6 +4,7 @@ from msgspec import UNSET
 
 from app import codec, pages
 from app.exchange import Call, Reply, reply
+from app.operations import WRITING, operation
 from app.problems import invalid_field
 from app.registry.topics import check_name
 from app.services import Services
@@ -12,23 +13,17 @@ from app.tasks.schemas import ListTasksQuery, StoreFinding, Task, TaskFailure, T
 from delivery import tasks as delivery
 
 
-async def get(services: Services, _: Call, task_id: str) -> Reply:
-    own = services.store_tasks.get(task_id)
-    if own is not None:
-        return reply(200, view_own(own))
-    return reply(200, view(services.delivery.dead_letters.task(task_id), services.clock.wall_ms()))
-
-
-async def cancel(services: Services, _: Call, task_id: str) -> Reply:
-    own = services.store_tasks.get(task_id)
-    if own is not None:
-        await services.store_tasks.cancel(own)
-        return reply(200, view_own(own))
-    return reply(200, view(await services.delivery.dead_letters.cancel(task_id), services.clock.wall_ms()))
-
-
-async def list_(services: Services, call: Call) -> Reply:
-    query = call.parameters(ListTasksQuery)
+@operation(
+    "GET",
+    "/v1/tasks",
+    "listTasks",
+    tag="tasks",
+    query=ListTasksQuery,
+    answers={200: TaskPage},
+    problems=["invalid_page_token", "reserved_topic"],
+)
+async def list_(services: Services, _: Call, query: ListTasksQuery) -> Reply:
+    """List tasks. Of those that have ended the last 1,000 are known."""
     states = _states(query.state or ",".join(delivery.TaskState))
     if query.group is not UNSET:
         check_name(query.group, what="group", pointer="/query/group")
@@ -43,6 +38,27 @@ async def list_(services: Services, call: Call) -> Reply:
     if len(found) > query.page_size:
         page.next_page_token = pages.encode_token("tasks", page.items[-1].task_id)
     return reply(200, page)
+
+
+@operation("GET", "/v1/tasks/{task_id}", "getTask", tag="tasks", answers={200: Task}, problems=["task_not_found"])
+async def get(services: Services, _: Call, task_id: str) -> Reply:
+    """Look at a task."""
+    own = services.store_tasks.get(task_id)
+    if own is not None:
+        return reply(200, view_own(own))
+    return reply(200, view(services.delivery.dead_letters.task(task_id), services.clock.wall_ms()))
+
+
+@operation(
+    "DELETE", "/v1/tasks/{task_id}", "cancelTask", tag="tasks", answers={200: Task}, problems=["task_not_found", *WRITING]
+)
+async def cancel(services: Services, _: Call, task_id: str) -> Reply:
+    """Cancel a task. What it has done stays done; one that has ended stays as it is."""
+    own = services.store_tasks.get(task_id)
+    if own is not None:
+        await services.store_tasks.cancel(own)
+        return reply(200, view_own(own))
+    return reply(200, view(await services.delivery.dead_letters.cancel(task_id), services.clock.wall_ms()))
 
 
 def view(task: delivery.Task, now_ms: int) -> Task:

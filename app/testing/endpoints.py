@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, Meta, UnsetType
 
 from app import codec
-from app.operations import SCHEMAS
+from app.operations import OPERATIONS
 from app.problems import invalid_field
 from app.testing.controls import Controls
 from app.testing.faults import Fault
@@ -96,7 +96,7 @@ async def switch_on(request: Request) -> Response:
     if given.fault not in list(Fault):
         known = ", ".join([*Fault, _SLOW_CHECK])
         raise invalid_field("/fault", "not_allowed", f"a fault is one of {known}")
-    if given.operation is UNSET or given.operation not in SCHEMAS:
+    if given.operation is UNSET or given.operation not in OPERATIONS:
         raise invalid_field("/operation", "not_allowed", "must be an operationId of the OpenAPI document")
     faults.arm(given.operation, Fault(given.fault), 1 if given.times is UNSET else given.times)
     return _faults(_controls(request))

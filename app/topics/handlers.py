@@ -8,6 +8,7 @@ from msgspec import UNSET
 
 from app import codec, pages
 from app.exchange import NO_CONTENT, Call, Reply, reply
+from app.operations import IDEMPOTENCY_KEY, IF_MATCH, WRITING, operation
 from app.problems import invalid_field
 from app.registry import topics as registry
 from app.sent_keys import KeyedRequest
@@ -31,13 +32,44 @@ from app.topics.schemas import (
 from delivery.by_time import offset_by_time
 from storage.message import Appended, Message, QueueId
 
-_decoder = msgspec.json.Decoder(TopicInput)
-_definition_decoder = msgspec.json.Decoder(TopicDefinition)
-_changes_decoder = msgspec.json.Decoder(TopicChanges)
+
+@operation(
+    "GET", "/v1/topics", "listTopics", tag="topics", query=PageQuery, answers={200: TopicPage}, problems=["invalid_page_token"]
+)
+async def list_(services: Services, _: Call, query: PageQuery) -> Reply:
+    """List the topics, by name."""
+    after = "" if query.page_token is UNSET else pages.decode_token("topics", query.page_token)
+    found = [topic for topic in services.topics.all() if topic.name > after]
+    count = pages.fitting(found, query.page_size, _size_of)
+    page = TopicPage(items=[_view(topic) for topic in found[:count]])
+    if len(found) > count:
+        page.next_page_token = pages.encode_token("topics", page.items[-1].topic)
+    return reply(200, page)
 
 
-async def create(services: Services, call: Call) -> Reply:
-    given = await call.decode(_decoder)
+@operation(
+    "POST",
+    "/v1/topics",
+    "createTopic",
+    tag="topics",
+    body=TopicInput,
+    example={
+        "topic": "orders",
+        "queues": 4,
+        "message_types": ["normal", "fifo", "delayed", "transactional"],
+        "retention_ms": 259_200_000,
+        "max_message_bytes": 4_194_304,
+        "dedup_window_ms": 86_400_000,
+        "max_delay_ms": 2_592_000_000,
+        "schema": {"kind": "json_schema", "mode": "enforce", "json": {"type": "object"}},
+    },
+    answers={201: Topic, 200: Topic},
+    answer_headers=["Location", "ETag", "Idempotency-Replayed"],
+    headers=[IDEMPOTENCY_KEY],
+    problems=["topic_exists", "reserved_topic", "idempotency_in_progress", "idempotency_key_reused", *WRITING],
+)
+async def create(services: Services, call: Call, given: TopicInput) -> Reply:
+    """Create a topic. The same call again answers 200; with other settings 409, whose `errors[]` names each."""
     key = call.idempotency_key
     request = None if key is None else KeyedRequest("createTopic", key, await call.fingerprint())
     before = None if request is None else await services.sent_keys.sent_before(request, window_ms=registry.DAY_MS)
@@ -58,13 +90,6 @@ async def create(services: Services, call: Call) -> Reply:
     return _created(services.topics.get(given.topic), status, {})
 
 
-async def put(services: Services, call: Call, topic_name: str) -> Reply:
-    registry.check_name(topic_name)
-    settings = _settings(services, topic_name, await call.decode(_definition_decoder))
-    topic, is_new = await services.topics.create(settings)
-    return _created(topic, 201 if is_new else 200, {})
-
-
 def _settings(services: Services, name: str, given: TopicDefinition) -> registry.TopicSettings:
     # A retention that is left out is the topic's own: the service's default may have changed since the topic was created.
     said = {"retention_ms": services.topics.retention_ms_of(name), **_said(given)}
@@ -75,14 +100,56 @@ def _created(topic: registry.Topic, status: int, headers: dict[str, str]) -> Rep
     return reply(status, _view(topic), {"Location": f"/v1/topics/{topic.name}", "ETag": f'"{topic.revision}"', **headers})
 
 
+@operation(
+    "PUT",
+    "/v1/topics/{topic}",
+    "putTopic",
+    tag="topics",
+    body=TopicDefinition,
+    body_is_optional=True,
+    example={"queues": 4, "retention_ms": 259_200_000},
+    answers={201: Topic, 200: Topic},
+    answer_headers=["Location", "ETag"],
+    problems=["topic_exists", "reserved_topic", *WRITING],
+)
+async def put(services: Services, _: Call, topic_name: str, given: TopicDefinition) -> Reply:
+    """Create a topic if it does not exist. An equal one answers 200; other settings are 409, PATCH changes them."""
+    registry.check_name(topic_name)
+    settings = _settings(services, topic_name, given)
+    topic, is_new = await services.topics.create(settings)
+    return _created(topic, 201 if is_new else 200, {})
+
+
+@operation(
+    "GET",
+    "/v1/topics/{topic}",
+    "getTopic",
+    tag="topics",
+    answers={200: Topic},
+    answer_headers=["ETag"],
+    problems=["topic_not_found", "reserved_topic"],
+)
 async def get(services: Services, _: Call, topic_name: str) -> Reply:
+    """Look at a topic's settings."""
     topic = services.topics.get(topic_name)
     return reply(200, _view(topic), {"ETag": f'"{topic.revision}"'})
 
 
-async def update(services: Services, call: Call, topic_name: str) -> Reply:
+@operation(
+    "PATCH",
+    "/v1/topics/{topic}",
+    "updateTopic",
+    tag="topics",
+    body=TopicChanges,
+    example={"max_delay_ms": 86_400_000, "schema": {"json": {"type": "object", "required": ["order_id"]}}},
+    answers={200: Topic},
+    answer_headers=["ETag"],
+    headers=[IF_MATCH],
+    problems=["topic_not_found", "reserved_topic", "revision_mismatch", *WRITING],
+)
+async def update(services: Services, call: Call, topic_name: str, given: TopicChanges) -> Reply:
+    """Change a topic's settings; what is left out stays. With more queues an ordering key may come to another one."""
     known = services.topics.get(topic_name)
-    given = await call.decode(_changes_decoder)
     if given.queues is not UNSET:
         added = [QueueId(topic_name, number) for number in range(known.settings.queues, given.queues)]
         for group in services.consumer_groups.subscribed_to(topic_name):
@@ -96,8 +163,22 @@ async def update(services: Services, call: Call, topic_name: str) -> Reply:
     return reply(200, _view(topic), {"ETag": f'"{topic.revision}"'})
 
 
-async def delete(services: Services, call: Call, topic_name: str) -> Reply:
-    query = call.parameters(DeleteTopicQuery)
+@operation(
+    "DELETE",
+    "/v1/topics/{topic}",
+    "deleteTopic",
+    tag="topics",
+    query=DeleteTopicQuery,
+    answers={204: None, 200: TopicUse},
+    headers=[IF_MATCH],
+    problems=["topic_not_found", "reserved_topic", "topic_in_use", "revision_mismatch", *WRITING],
+)
+async def delete(services: Services, call: Call, topic_name: str, query: DeleteTopicQuery) -> Reply:
+    """Delete a topic and its messages.
+
+    409 while groups, open transactions or schedules name it, unless `force=true`. A topic created under the name again goes on
+    at its queue offsets. With `dry_run=true` nothing changes, and 200 has the numbers.
+    """
     if query.dry_run:
         topic = services.topics.get(topic_name)
         call.check_if_match(topic.revision)
@@ -110,7 +191,16 @@ async def delete(services: Services, call: Call, topic_name: str) -> Reply:
     return NO_CONTENT
 
 
+@operation(
+    "GET",
+    "/v1/topics/{topic}/stats",
+    "getTopicStats",
+    tag="topics",
+    answers={200: TopicStats},
+    problems=["topic_not_found", "reserved_topic"],
+)
 async def stats(services: Services, _: Call, topic_name: str) -> Reply:
+    """See how much a topic holds, and who reads it."""
     topic = services.topics.get(topic_name)
     bounds = [await services.store.offsets(queue) for queue in await services.store.queues(topic.name)]
     groups = [
@@ -128,23 +218,21 @@ async def stats(services: Services, _: Call, topic_name: str) -> Reply:
     )
 
 
-async def list_(services: Services, call: Call) -> Reply:
-    query = call.parameters(PageQuery)
-    after = "" if query.page_token is UNSET else pages.decode_token("topics", query.page_token)
-    found = [topic for topic in services.topics.all() if topic.name > after]
-    count = pages.fitting(found, query.page_size, _size_of)
-    page = TopicPage(items=[_view(topic) for topic in found[:count]])
-    if len(found) > count:
-        page.next_page_token = pages.encode_token("topics", page.items[-1].topic)
-    return reply(200, page)
-
-
 def _size_of(topic: registry.Topic) -> int:
     """About how many bytes the topic takes in a page."""
     return 0 if topic.settings.schema is None else len(topic.settings.schema.json)
 
 
+@operation(
+    "GET",
+    "/v1/topics/{topic}/queues",
+    "listQueues",
+    tag="topics",
+    answers={200: QueueList},
+    problems=["topic_not_found", "reserved_topic"],
+)
 async def list_queues(services: Services, _: Call, topic_name: str) -> Reply:
+    """List the queues of a topic. Each with the offsets that can be read."""
     topic = services.topics.get(topic_name)
     items = []
     for queue in await services.store.queues(topic.name):
@@ -153,10 +241,20 @@ async def list_queues(services: Services, _: Call, topic_name: str) -> Reply:
     return reply(200, QueueList(items=items))
 
 
-async def search_offset(services: Services, call: Call, topic_name: str, queue_id: int) -> Reply:
+@operation(
+    "GET",
+    "/v1/topics/{topic}/queues/{queue_id}/offset",
+    "searchOffset",
+    tag="pull",
+    query=OffsetQuery,
+    answers={200: QueuePosition},
+    problems=["topic_not_found", "queue_not_found", "reserved_topic"],
+)
+async def search_offset(services: Services, _: Call, topic_name: str, queue_id: int, query: OffsetQuery) -> Reply:
+    """Find the first message stored at a moment or later."""
     topic = services.topics.get(topic_name)
     queue = topic.queue(queue_id)
-    at_ms = codec.parse_time(call.parameters(OffsetQuery).at, "/query/at")
+    at_ms = codec.parse_time(query.at, "/query/at")
     offset, message = await offset_by_time(services.store, queue, at_ms)
     position = QueuePosition(queue_id=queue_id, offset=offset)
     if message is not None:

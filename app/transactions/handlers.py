@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from app import codec, pages
 from app.exchange import Call, Reply, reply
 from app.messages.build import build, check_text
+from app.operations import IDEMPOTENCY_KEY, WRITING, operation
 from app.problems import FieldError, Refusal, as_refusal, invalid_field
 from app.registry.payload_schema import ChecksPending
 from app.services import Services
@@ -20,6 +21,7 @@ from app.transactions.schemas import (
     CheckNowInput,
     CheckNowResult,
     Decision,
+    Explanation,
     GetTransactionQuery,
     ListTransactionsQuery,
     NothingInput,
@@ -44,18 +46,44 @@ from txn.open_checks import check_now
 from txn.producer import Failed
 from txn.states import Resolver, TxnEvent, TxnState, next_state
 
-_begin_decoder = msgspec.json.Decoder(BeginInput)
-_check_decoder = msgspec.json.Decoder(CheckNowInput)
-_nothing_decoder = msgspec.json.Decoder(NothingInput)
-_rollback_decoder = msgspec.json.Decoder(RollbackInput)
-_resolve_decoder = msgspec.json.Decoder(ResolveInput)
+_DECIDING = ("transaction_not_found", "transaction_expired", "transaction_already_resolved", *WRITING)
+
 
 _MESSAGE_DEPTH = 4  # of the value of a `json` field in a begin
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
-async def begin(services: Services, call: Call) -> Reply:
-    given = await call.decode(_begin_decoder)
+@operation(
+    "POST",
+    "/v1/transactions",
+    "beginTransaction",
+    tag="transactions",
+    body=BeginInput,
+    example={
+        "producer_group": "shop",
+        "business_key": "order-8812",
+        "messages": [{"topic": "orders", "message": {"key": "8812", "json": {"order_id": 8812}}}],
+        "check": {"first_after_ms": 10_000, "interval_ms": 30_000, "max_answers": 15, "on_exhausted": "hold"},
+    },
+    answers={201: Transaction},
+    answer_headers=["Location", "Store-Pressure", "Idempotency-Replayed"],
+    headers=[IDEMPOTENCY_KEY],
+    problems=[
+        "topic_not_found",
+        "queue_not_found",
+        "transaction_exists",
+        "idempotency_in_progress",
+        "idempotency_key_reused",
+        "message_too_large",
+        "unsupported_combination",
+        "reserved_topic",
+        "too_many_open_transactions",
+        "not_supported_by_engine",
+        *WRITING,
+    ],
+)
+async def begin(services: Services, call: Call, given: BeginInput) -> Reply:
+    """Begin a transaction. Its messages are stored, and seen by nobody before it commits."""
     key = call.idempotency_key
     if given.transaction_id is not UNSET and not names.is_valid_name(given.transaction_id):
         detail = "a transaction id is 1 to 127 letters, digits, '_', '-' or '.', with no leading dot"
@@ -97,19 +125,17 @@ async def begin(services: Services, call: Call) -> Reply:
     return reply(201, transaction_view(transaction), headers)
 
 
-async def get(services: Services, call: Call, transaction_id: str) -> Reply:
-    query = call.parameters(GetTransactionQuery)
-    if query.as_of is not UNSET:
-        return reply(200, transaction_view(await _as_of(services, transaction_id, query.as_of, query.wait_ms)))
-    wait_ms = query.wait_ms
-    if wait_ms and (await services.transactions.get(transaction_id)).state is TxnState.PREPARED:
-        async with services.parked(call):
-            await services.transactions.wait_until_not_prepared(transaction_id, timeout_ms=wait_ms)
-    return reply(200, transaction_view(await services.transactions.get(transaction_id)))
-
-
-async def list_(services: Services, call: Call) -> Reply:
-    query = call.parameters(ListTransactionsQuery)
+@operation(
+    "GET",
+    "/v1/transactions",
+    "listTransactions",
+    tag="transactions",
+    query=ListTransactionsQuery,
+    answers={200: TransactionPage},
+    problems=["invalid_page_token"],
+)
+async def list_(services: Services, _: Call, query: ListTransactionsQuery) -> Reply:
+    """List transactions. They come in the order in which they were begun."""
     states = _states(query.state)
     now_ms = services.clock.wall_ms()
     begun_before_ms = now_ms - query.older_than_ms
@@ -126,33 +152,50 @@ async def list_(services: Services, call: Call) -> Reply:
     return reply(200, page)
 
 
-async def commit(services: Services, call: Call, transaction_id: str) -> Reply:
-    await call.decode(_nothing_decoder)
-    return await _decide(services, transaction_id, TxnState.COMMITTED, Resolver.PRODUCER, None)
+@operation(
+    "GET",
+    "/v1/transactions/{transaction_id}",
+    "getTransaction",
+    tag="transactions",
+    query=GetTransactionQuery,
+    answers={200: Transaction},
+    problems=["transaction_not_found", "transaction_expired", "too_many_waiting", "record_corrupt", "not_supported_by_engine"],
+)
+async def get(services: Services, call: Call, transaction_id: str, query: GetTransactionQuery) -> Reply:
+    """Look at a transaction. With `wait_ms` the answer waits until it is decided or held, `as_of` tells how it stood."""
+    if query.as_of is not UNSET:
+        return reply(200, transaction_view(await _as_of(services, transaction_id, query.as_of, query.wait_ms)))
+    wait_ms = query.wait_ms
+    if wait_ms and (await services.transactions.get(transaction_id)).state is TxnState.PREPARED:
+        async with services.parked(call):
+            await services.transactions.wait_until_not_prepared(transaction_id, timeout_ms=wait_ms)
+    return reply(200, transaction_view(await services.transactions.get(transaction_id)))
 
 
-async def rollback(services: Services, call: Call, transaction_id: str) -> Reply:
-    reason = _reason((await call.decode(_rollback_decoder)).reason)
-    return await _decide(services, transaction_id, TxnState.ROLLED_BACK, Resolver.PRODUCER, reason)
-
-
-async def resolve(services: Services, call: Call, transaction_id: str) -> Reply:
-    given = await call.decode(_resolve_decoder)
-    state = TxnState.COMMITTED if given.decision == "commit" else TxnState.ROLLED_BACK
-    return await _decide(services, transaction_id, state, Resolver.OPERATOR, _reason(given.reason))
-
-
-async def resume(services: Services, call: Call, transaction_id: str) -> Reply:
-    await call.decode(_nothing_decoder)
-    return reply(200, transaction_view(await services.transactions.resume(transaction_id)))
-
-
+@operation(
+    "GET",
+    "/v1/transactions/{transaction_id}/history",
+    "getTransactionHistory",
+    tag="transactions",
+    answers={200: TransactionHistory},
+    problems=["transaction_not_found", "transaction_expired", "record_corrupt", "not_supported_by_engine"],
+)
 async def history(services: Services, _: Call, transaction_id: str) -> Reply:
+    """What happened to a transaction. As the log tells it, oldest first."""
     events = await services.transactions.history(transaction_id)
     return reply(200, TransactionHistory(items=[_event_view(event) for event in events]))
 
 
+@operation(
+    "GET",
+    "/v1/transactions/{transaction_id}/explain",
+    "explainTransaction",
+    tag="transactions",
+    answers={200: Explanation},
+    problems=["transaction_not_found", "transaction_expired", "record_corrupt"],
+)
 async def explain(services: Services, _: Call, transaction_id: str) -> Reply:
+    """A transaction in words. How it stands, why, and what comes next."""
     transactions = services.transactions
     transaction = await transactions.get(transaction_id)
     events: list[Event] = []
@@ -170,8 +213,53 @@ async def explain(services: Services, _: Call, transaction_id: str) -> Reply:
     return reply(200, in_words(known))
 
 
-async def check(services: Services, call: Call, transaction_id: str) -> Reply:
-    dry_run = (await call.decode(_check_decoder)).dry_run
+@operation(
+    "POST",
+    "/v1/transactions/{transaction_id}/commit",
+    "commitTransaction",
+    tag="transactions",
+    body=NothingInput,
+    example={},
+    body_is_optional=True,
+    answers={200: Decision},
+    problems=_DECIDING,
+)
+async def commit(services: Services, _: Call, transaction_id: str, _given: NothingInput) -> Reply:
+    """Commit. When this is answered, consumers can see the messages. The first decision wins."""
+    return await _decide(services, transaction_id, TxnState.COMMITTED, Resolver.PRODUCER, None)
+
+
+@operation(
+    "POST",
+    "/v1/transactions/{transaction_id}/rollback",
+    "rollbackTransaction",
+    tag="transactions",
+    body=RollbackInput,
+    example={"reason": "payment refused"},
+    body_is_optional=True,
+    answers={200: Decision},
+    problems=_DECIDING,
+)
+async def rollback(services: Services, _: Call, transaction_id: str, given: RollbackInput) -> Reply:
+    """Roll back. Nobody will ever see the messages. The first decision wins."""
+    reason = _reason(given.reason)
+    return await _decide(services, transaction_id, TxnState.ROLLED_BACK, Resolver.PRODUCER, reason)
+
+
+@operation(
+    "POST",
+    "/v1/transactions/{transaction_id}/check",
+    "checkTransaction",
+    tag="transactions",
+    body=CheckNowInput,
+    example={"dry_run": False},
+    body_is_optional=True,
+    answers={200: CheckNowResult},
+    problems=[*_DECIDING, "unsupported_combination"],
+)
+async def check(services: Services, call: Call, transaction_id: str, given: CheckNowInput) -> Reply:
+    """Ask the producer now. What it answers counts as if it had been asked in turn, unless it is a dry run."""
+    dry_run = given.dry_run
     transaction = await services.transactions.get(transaction_id)
     if transaction.state.is_decided:
         detail = f"transaction {transaction_id} is {transaction.state.replace('_', ' ')}; there is nothing to ask"
@@ -201,6 +289,38 @@ async def check(services: Services, call: Call, transaction_id: str) -> Reply:
         would_be = _would_be(transaction, was, outcome.decision)
         result.would_change = UNSET if would_be is was else f"{was.value} → {would_be.value}"
     return reply(200, result)
+
+
+@operation(
+    "POST",
+    "/v1/transactions/{transaction_id}/resolve",
+    "resolveTransaction",
+    tag="transactions",
+    body=ResolveInput,
+    example={"decision": "rollback", "reason": "INC-311"},
+    answers={200: Decision},
+    problems=_DECIDING,
+)
+async def resolve(services: Services, _: Call, transaction_id: str, given: ResolveInput) -> Reply:
+    """Decide as an operator. It may be a held transaction or any other that is open."""
+    state = TxnState.COMMITTED if given.decision == "commit" else TxnState.ROLLED_BACK
+    return await _decide(services, transaction_id, state, Resolver.OPERATOR, _reason(given.reason))
+
+
+@operation(
+    "POST",
+    "/v1/transactions/{transaction_id}/resume",
+    "resumeTransaction",
+    tag="transactions",
+    body=NothingInput,
+    example={},
+    body_is_optional=True,
+    answers={200: Transaction},
+    problems=_DECIDING,
+)
+async def resume(services: Services, _: Call, transaction_id: str, _given: NothingInput) -> Reply:
+    """Have a held transaction checked again. Its count of answers starts at 0."""
+    return reply(200, transaction_view(await services.transactions.resume(transaction_id)))
 
 
 # --------------------------------------------------------------------------------------------------------------- helpers

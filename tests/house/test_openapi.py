@@ -8,7 +8,7 @@ import pytest
 from openapi_spec_validator import OpenAPIV30SpecValidator, OpenAPIV31SpecValidator
 
 from app.openapi import document_3_0
-from app.operations import SCHEMAS
+from app.operations import OPERATIONS
 from cli import openapi
 from tests.house.source import ROOT
 
@@ -45,7 +45,7 @@ def test_what_is_served_to_tools_that_know_3_0_only_is_valid_openapi_3_0(documen
 def test_both_forms_have_the_same_operations_and_schemas(document):
     converted = document_3_0(document)
 
-    assert operation_ids(converted) == operation_ids(document) == sorted(SCHEMAS)
+    assert operation_ids(converted) == operation_ids(document) == sorted(OPERATIONS)
     assert list(converted["components"]["schemas"]) == list(document["components"]["schemas"])
 
 
