@@ -535,7 +535,8 @@ def configure_webhook(generated: Generated) -> None:
     assert "signing_secret" not in found.to_dict()
     refused = generated.call("putProducerGroup", "asked", body=generated.body("putProducerGroup", **LOCAL), status=422)
     assert refused.code == "check_url_refused"
-    generated.call("putProducerGroup", "asked", body=generated.body("putProducerGroup", **NOBODY_THERE), status=200)
+    elsewhere = generated.body("putProducerGroup", **NOBODY_THERE)
+    generated.call("putProducerGroup", "asked", body=elsewhere, if_match='"2"', status=200)
     tested = generated.call("testCheckEndpoint", "asked", status=200)
     assert (tested.passed, len(tested.cases)) == (False, 5)
 
