@@ -36,7 +36,7 @@ def run() -> None:
     figures = []
     with tempfile.TemporaryDirectory(dir=".") as directory:
         environment = {"ESCROWMQ_LOCAL__SEGMENT_BYTES": str(1 << 30)}
-        with Server(Path(directory) / "data", environment=environment) as server:
+        with Server(Path(directory) / "data", environment=environment, forked=False) as server:
             os.sched_setaffinity(server.pid, {SERVER_CORE})
             with server.client() as client:
                 client.post("/v1/topics", json={"topic": "orders", "queues": 4}).raise_for_status()

@@ -44,7 +44,7 @@ def run() -> None:
 def _over_http(data_dir: Path) -> list[Figure]:
     figures = []
     with (
-        Server(data_dir / "data", environment={"ESCROWMQ_LOCAL__SEGMENT_BYTES": str(1 << 30)}) as server,
+        Server(data_dir / "data", environment={"ESCROWMQ_LOCAL__SEGMENT_BYTES": str(1 << 30)}, forked=False) as server,
         server.client() as api,
     ):
         os.sched_setaffinity(server.pid, {SERVER_CORE})

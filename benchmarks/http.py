@@ -43,7 +43,7 @@ def _measure(data_dir: Path, flush: str) -> list[Figure]:
         "ESCROWMQ_TXN__DECIDED_KEPT": "100000",
     }
     figures = []
-    with Server(data_dir, environment=environment) as server:
+    with Server(data_dir, environment=environment, forked=False) as server:
         os.sched_setaffinity(server.pid, {SERVER_CORE})
         with server.client() as client:
             client.post("/v1/topics", json={"topic": "orders", "queues": QUEUES}).raise_for_status()

@@ -50,7 +50,7 @@ def run() -> None:
     figures = []
     with tempfile.TemporaryDirectory(dir=".") as directory:
         environment = {"ESCROWMQ_LOCAL__SEGMENT_BYTES": str(256 * MIB), "ESCROWMQ_LOG_LEVEL": "error"}
-        with ProbedServer(Path(directory) / "data", environment=environment) as server, server.client() as client:
+        with ProbedServer(Path(directory) / "data", environment=environment, forked=False) as server, server.client() as client:
             for topic, most in (("small", 4 * MIB), ("large", LARGEST)):
                 client.post("/v1/topics", json={"topic": topic, "queues": 1, "max_message_bytes": most}).raise_for_status()
             client.post(

@@ -9,13 +9,14 @@ import gc
 import json
 import os
 import resource
+import runpy
 import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -75,14 +76,18 @@ class LoadedCommand:
 
     def start(
         self,
+        module: str,
         arguments: Sequence[str],
         *,
         environment: Mapping[str, str],
         output: int,
         open_files: tuple[int, int] | None = None,
     ) -> ForkedProcess:
-        """Begin a run whose standard output and error are the file `output`. `open_files`: its limits, soft and hard."""
-        run = _Run(list(arguments), dict(environment), os.getcwd(), open_files)
+        """Begin a run of a module as a program: `cli`, or one that does something before it calls that.
+
+        Its standard output and error are the file `output`. `open_files`: its limits, soft and hard.
+        """
+        run = _Run(module, list(arguments), dict(environment), os.getcwd(), open_files)
         ours, keepers = os.pipe()
         try:
             with self._turn:
@@ -102,14 +107,15 @@ def loaded_command() -> LoadedCommand:
 
 
 class _Run(NamedTuple):
+    module: str
     arguments: list[str]
     environment: dict[str, str]
     folder: str
     open_files: tuple[int, int] | None
 
 
-def _fork_runs(requests: socket.socket) -> None:
-    """Fork a keeper for each request. Returns in the run that a keeper forked; ends the process when no request can come."""
+def _fork_runs(requests: socket.socket) -> _Run:
+    """Fork a keeper for each request, and return in the run that it forked; end this process when no request can come."""
     assert len(os.listdir("/proc/self/task")) == 1, "a fork has one thread only"
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the runs
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # and no keeper is waited for
@@ -123,12 +129,13 @@ def _fork_runs(requests: socket.socket) -> None:
             os.close(file)
 
 
-def _keep(run: _Run, output: int, reports: int) -> None:
-    """Fork the run; report its pid, and its exit status when it has one. Returns in the run."""
+def _keep(run: _Run, output: int, reports: int) -> _Run:
+    """Fork the run, and return in it; report its pid, and its exit status when it has one."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid == 0:
-        return _become(run, output)
+        _become(run, output)
+        return run
     os.dup2(reports, 3)
     os.closerange(4, _MOST_FILES)
     os.write(3, b"%d\n" % pid)
@@ -150,20 +157,18 @@ def _become(run: _Run, output: int) -> None:
     sys.argv = ["escrowmq", *run.arguments]
 
 
-def _load() -> Callable[[], None]:
-    """Import what a start needs, what is imported late included; the command."""
+def _load() -> None:
+    """Import what a start needs, what is imported late included."""
     gc.disable()
     import sqlalchemy.dialects.sqlite  # noqa: F401
 
     import cli.main
-    import cli.serve
+    import cli.serve  # noqa: F401
 
     gc.freeze()
     gc.enable()
-    return cli.main.main
 
 
 if __name__ == "__main__":
-    main = _load()
-    _fork_runs(socket.socket(fileno=int(sys.argv[1])))
-    main()
+    _load()
+    runpy.run_module(_fork_runs(socket.socket(fileno=int(sys.argv[1]))).module, run_name="__main__", alter_sys=True)

@@ -20,7 +20,8 @@ class MovedClockServer(Server):
     def __init__(self, data_dir: Path, *arguments: str, environment: dict[str, str] | None = None) -> None:
         self._place = data_dir.with_suffix(".clock")
         self._place.write_bytes(_MOVED.pack(0))
-        super().__init__(data_dir, *arguments, environment={_PLACE: str(self._place), **(environment or {})})
+        # Not forked: what the command imports must find the moved clock.
+        super().__init__(data_dir, *arguments, environment={_PLACE: str(self._place), **(environment or {})}, forked=False)
         self.moved_ms = 0
 
     @property
@@ -45,7 +46,7 @@ def _serve() -> None:
     time.time_ns = lambda: time_ns() + _MOVED.unpack_from(moved)[0]
     time.time = lambda: time.time_ns() / 1e9
 
-    from cli.main import main  # what it imports must find the moved clock
+    from cli.main import main
 
     main()
 

@@ -86,9 +86,10 @@ class Server:
         """Start the process; with `until_ready` return once it serves. Raises RuntimeError when it ends instead."""
         environment = {**_clean_environment(), **_SMALL_AND_QUICK, **self._environment}
         with self.log_path.open("ab") as log:
-            if self._forked and self.command[0] == str(_PROGRAM):
+            if self._forked:
+                module, *arguments = self.command[2:] if self.command[1] == "-m" else ["cli", *self.command[1:]]
                 self._process = loaded_command().start(
-                    self.command[1:], environment=environment, output=log.fileno(), open_files=self._open_files
+                    module, arguments, environment=environment, output=log.fileno(), open_files=self._open_files
                 )
             else:
                 self._process = subprocess.Popen(
