@@ -5,13 +5,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from audit import columns, extent
 from audit.columns import Role
-from audit.decode import batches
-from audit.decode.hashes import hash_of
+from audit.decode import batches, spans
+from audit.decode.hashes import hash_of, hashes
 from audit.log_files import LogReader
 from audit.walk import Piece, What
 from scheduler import scheduled_message
@@ -203,9 +204,14 @@ def test_a_half_of_ours_that_a_broker_commits_is_not_a_final_that_we_wrote():
 
 
 def test_different_texts_have_different_hashes():
-    texts = {f"msg_{number:0{width}}" for width in range(1, 30) for number in range(2_000)} | {"", "a", "a" * 200}
+    texts = sorted({f"msg_{number:0{width}}" for width in range(1, 30) for number in range(2_000)} | {"", "a", "a" * 200})
+    ends = np.cumsum([len(text) for text in texts])
+    begins = np.concatenate(([0], ends[:-1]))
 
-    assert len({hash_of(text) for text in texts}) == len(texts)
+    found = hashes(spans.padded(np.frombuffer("".join(texts).encode(), np.uint8)), (begins, ends))
+
+    assert len(set(found.tolist())) == len(texts)
+    assert found[::1_000].tolist() == [hash_of(text) for text in texts[::1_000]]
 
 
 @pytest.mark.parametrize("born", [BROKER_HOST, bytes(range(20))])
