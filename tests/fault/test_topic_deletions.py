@@ -24,4 +24,4 @@ def test_a_deletion_that_is_killed_has_happened_as_a_whole_or_not_at_all_for_eve
     kills, failpoints, broken = map(int, re.findall(r"\d+", ended.stdout.splitlines()[-1]))
     assert broken == 0
     assert kills >= LIVES // 2, "too few lives were killed amid a deletion: it would prove nothing"
-    assert failpoints >= sized(ci=1, full=60)
+    assert failpoints >= sized(ci=1, full=40)
