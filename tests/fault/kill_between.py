@@ -43,7 +43,6 @@ OPTIONS = LocalStoreOptions(
 )
 _CALLS = frozenset("store write sync extend allocate rename sync_directory remove".split())
 _REST_SECONDS = 0.3  # for what is derived, which is written beside
-_MOST_MISSES = 100
 
 Point = tuple[str, str, str]  # which side of which call on which kind of file
 
@@ -84,11 +83,12 @@ def _kind(path: PurePath) -> str:
 def run(directory: Path, kills: int) -> tuple[Counter[Point], list[str]]:
     """(kills at each failpoint, broken promises)."""
     points = _failpoints(directory / "first")
+    most_misses = 10 + 2 * kills  # what is written beside a commit may not be, or later than it is waited for
     done: Counter[Point] = Counter()
     number = 0
     for at, point in enumerate(points):
         root, misses = directory / f"store-{at}", 0
-        while done[point] < kills and misses < _MOST_MISSES:
+        while done[point] < kills and misses < most_misses:
             number += 1
             reader, writer = os.pipe()
             child = _fork(lambda: _commit_and_die(root, number, point, writer))  # noqa: B023

@@ -8,7 +8,7 @@ from tests.fault.chain import run_chain
 pytestmark = pytest.mark.faults
 
 LIVES = 8
-CHAINS = sized(ci=600, full=200_000)  # five cuts each
+CHAINS = sized(ci=400, full=200_000)  # five cuts each
 SHARDS = 20
 
 

@@ -7,8 +7,8 @@ from tests.fault.simulated_day import DAY_SECONDS, Day
 
 pytestmark = pytest.mark.faults
 
-DAYS = sized(ci=25, full=2_000)
-SHARDS = 25
+DAYS = sized(ci=10, full=2_000)
+SHARDS = sized(ci=10, full=25)
 _MOST_TURNS_A_SECOND = 10
 
 
