@@ -127,7 +127,7 @@ class Call(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What it answers. `body`: all of it, or its pieces where it is large."""
+    """The answer of a handler. `body`: all of it, or its pieces where it is large."""
 
     status: int
     body: bytes | list[bytes]

@@ -94,7 +94,7 @@ class Operation:
 
     def __post_init__(self) -> None:
         assert (self.body is None) == (self.example is None), f"{self.operation_id}: a body has an example"
-        assert getdoc(self.handler), f"{self.operation_id}: the document says what the handler's docstring says"
+        assert getdoc(self.handler), f"{self.operation_id}: the handler has no docstring for the document"
         expected = 2 + len(self.path_parts) + (self.query is not None) + (self.body is not None) + self.takes_lines
         taken = len(signature(self.handler).parameters)
         assert taken == expected, f"{self.operation_id}: the handler takes {taken} arguments, the operation has {expected}"
@@ -123,7 +123,7 @@ class Operation:
         return lambda call: call.decode(decoder)
 
     async def arguments(self, services: Services, call: Call, parts: Iterable[Any]) -> list[Any]:
-        """What the handler is called with: the services, the call, the parts of the path, the query and the body.
+        """The arguments of the handler: the services, the call, the parts of the path, the query and the body.
 
         Raises Refusal.
         """

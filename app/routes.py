@@ -97,7 +97,7 @@ class OperationRoute(APIRoute):
         await response(scope, receive, send)
 
     def _read(self, parts: Mapping[str, str]) -> dict[str, Any]:
-        """Those that are not just any text. Raises RequestValidationError."""
+        """The parts of the path that are not plain text, converted. Raises RequestValidationError."""
         values: dict[str, Any] = {}
         errors: list[Any] = []
         for field in self._judged:
@@ -109,7 +109,7 @@ class OperationRoute(APIRoute):
 
 
 def _endpoint(operation: Operation) -> Any:
-    """What FastAPI documents: a function with the parts of the path. It is never called."""
+    """A function with the parts of the path as its parameters, which FastAPI reads for the document. It is never called."""
 
     def endpoint() -> None:
         raise NotImplementedError
@@ -182,7 +182,7 @@ async def _answer_lines(operation: Operation, request: Request, parts: list[Any]
 
 @contextmanager
 def _under_pressure(operation: Operation, services: Services) -> Iterator[None]:
-    """What refuses a send says how full the queue of waiting writes is, as its answer would."""
+    """Add the header Store-Pressure to the refusal of an operation whose answers have it."""
     try:
         yield
     except (Refusal, MessagingError) as error:

@@ -241,7 +241,7 @@ class Topics:
         """Make the topic unknown, after a restart too. Raises as `get`.
 
         `check` may refuse by raising: what it finds to name the topic is all there is. The topic is known until its deletion is
-        on disk, so that nobody is answered that it does not exist who finds it again after a crash.
+        on disk: else a client could get 404 and find it again after a crash.
         """
         async with self._creating, self._uses.closed(name):
             await check(self.get(name))

@@ -87,16 +87,16 @@ class EncodedUnit(NamedTuple):
 
     def pieces(self, piece_bytes: int) -> Iterator[bytes]:
         """All bytes of the unit, in pieces of at most so many; the seal is worked out on the way."""
-        crc = left = 0
+        crc = waiting_bytes = 0
         waiting: list[bytes] = []
         for part in self.parts:
             for at in range(0, len(part), piece_bytes):
                 waiting.append(part[at : at + piece_bytes])
-                left += len(waiting[-1])
-                if left >= piece_bytes:
+                waiting_bytes += len(waiting[-1])
+                if waiting_bytes >= piece_bytes:
                     data = b"".join(waiting)
                     piece, rest = data[:piece_bytes], data[piece_bytes:]
-                    waiting, left = [rest], len(rest)
+                    waiting, waiting_bytes = [rest], len(rest)
                     crc = crc32c(piece, crc)
                     yield piece
         rest = b"".join(waiting)
