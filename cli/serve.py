@@ -1,25 +1,22 @@
 """`escrowmq serve`: the service as a process, with its signals and its exit status."""
 
-import asyncio
 import ctypes
 import gc
 import os
 import socket
 import sys
-from collections.abc import Callable
 from types import FrameType
-from typing import cast
 
 import structlog
 import uvicorn
 
 from app import exit_codes, file_budget
 from app.acceptor import Acceptor
-from app.connections import Connections
-from app.guard import guarded
 from app.main import create_app
 from app.observability import configure_logging
 from app.open_files import raise_limit
+from app.server.asgi import answer
+from app.server.connection import Connection, HttpServer
 from app.settings import ConfigurationError, Settings
 from app.wiring import Wiring
 from storage.local.options import FlushPolicy
@@ -36,12 +33,15 @@ log = structlog.get_logger()
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, with our own end: long polls are answered before it waits for the requests in progress."""
+    """uvicorn's server, with our own connections and our own end: long polls are answered before it waits for the requests in
+    progress.
+    """
 
-    def __init__(self, config: uvicorn.Config, wiring: Wiring, connections: Connections) -> None:
+    def __init__(self, config: uvicorn.Config, wiring: Wiring, settings: Settings) -> None:
         super().__init__(config)
         self._wiring = wiring
-        self._connections = connections
+        self._settings = settings
+        self._http: HttpServer | None = None
         self._acceptor: Acceptor | None = None
         wiring.on_fatal = self._end
         wiring.on_loaded = _leave_alone_what_is_loaded  # a million pending transactions, say
@@ -49,12 +49,22 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
         (listener,) = sockets or []
-        self._acceptor = Acceptor(listener, self._connections, self._make_protocol, backlog=_BACKLOG)
+        app, can_cut = self.config.loaded_app, self._settings.testing.enabled
+        connections = self._wiring.connections
+        self._http = http = HttpServer(
+            self._settings.http, connections, lambda request: answer(app, request, can_cut=can_cut)
+        )  # fmt: skip
+        self.server_state.connections = http.connections  # type: ignore[assignment]
+        self.server_state.tasks = http.tasks
+        self._acceptor = Acceptor(listener, connections, http.connect, backlog=_BACKLOG)
         self._acceptor.start()
 
-    def _make_protocol(self) -> asyncio.Protocol:
-        kind = cast("Callable[..., asyncio.Protocol]", self.config.http_protocol_class)
-        return kind(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+    async def on_tick(self, counter: int) -> bool:
+        is_over = await super().on_tick(counter)
+        if self._http is not None:
+            headers = self.server_state.default_headers  # the date, once a second
+            self._http.default_lines = [b"%b: %b\r\n" % header for header in headers]
+        return is_over
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._acceptor is not None:
@@ -99,22 +109,20 @@ def run(settings: Settings) -> int:
     )
     app = create_app(settings)
     wiring: Wiring = app.state.wiring
-    connections = wiring.connections
     config = uvicorn.Config(
         app,
-        http=guarded(settings.http, connections=connections, can_cut=settings.testing.enabled),
+        http=Connection,  # made by the acceptor
         ws="none",
         loop="uvloop",
         access_log=False,
         log_config=None,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, settings.http.stop_timeout_ms // 1000),
     )
     gc.freeze()  # no collection before it: what was imported is no garbage, and looking through it takes 0.2 s
     gc.enable()
-    _Server(config, wiring, connections).run(sockets=[listener])
+    _Server(config, wiring, settings).run(sockets=[listener])
     return wiring.exit_code
 
 

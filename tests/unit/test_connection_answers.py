@@ -4,10 +4,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from uvicorn import Config
-from uvicorn.server import ServerState
 
-from app.guard import guarded
+from app.connections import Connections
+from app.server.asgi import answer
+from app.server.connection import HttpServer
 from app.settings import HttpOptions
 
 BODY = b'{"message_id": "msg_1"}'
@@ -39,10 +39,9 @@ def pieces_of(app: Any, request: bytes) -> list[bytes]:
     """What an app's answer is written as; the connection ends with it."""
 
     async def ask() -> list[bytes]:
-        config = Config(app, access_log=False, server_header=False, date_header=False)
-        config.load()
         wire = Wire()
-        protocol: Any = guarded(HttpOptions())(config, ServerState(), {})  # type: ignore[call-arg]
+        server = HttpServer(HttpOptions(), Connections(1), lambda request: answer(app, request))
+        protocol = server.connect()
         protocol.connection_made(wire)
         protocol.data_received(request)
         async with asyncio.timeout(10):

@@ -1,0 +1,387 @@
+"""HTTP/1.1 connections: requests in, answers out, one after another.
+
+A client that is silent or dribbles must not hold a connection, nor one that does not read its answer; a head must not grow
+without end; and what is not HTTP gets a problem document as any other refusal.
+"""
+
+import asyncio
+import fcntl
+import secrets
+import sys
+import termios
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import httptools
+
+from app import codec
+from app.connections import Connections
+from app.exchange import takes_a_stream
+from app.problems import MEDIA_TYPE, Refusal, document
+from app.server.deadline import Deadline
+from app.server.request import STATUS_LINES, Headers, Request
+from app.settings import HttpOptions
+
+KEEP_ALIVE_MS = 75_000  # that a connection may be idle
+_CHUNK_HEAD_BYTES = 32  # a size and the ends of lines; what chunk extensions and trailers may take is the limit of the head
+_OF_AN_UPGRADE = (b"upgrade", b"http2-settings")
+
+Answering = Callable[[Request], Awaitable[None]]
+
+
+class HttpServer:
+    """What all connections share. `answer` answers one request; what it raises is its own fault. Event loop only."""
+
+    def __init__(self, options: HttpOptions, connections: Connections, answer: Answering) -> None:
+        self.options = options
+        self.counted = connections
+        self.answer = answer
+        self.connections: set[Connection] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.default_lines: list[bytes] = []  # of the head of every answer
+        self.loop = asyncio.get_running_loop()
+
+    def connect(self) -> "Connection":
+        """The protocol of one more connection."""
+        return Connection(self)
+
+    def run(self, request: Request, answering: Awaitable[None]) -> None:
+        """Have the request answered."""
+        task = self.loop.create_task(_guarded(request, answering))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+
+async def _guarded(request: Request, answering: Awaitable[None]) -> None:
+    try:
+        await answering
+    finally:
+        if not request.is_answered and not request.is_gone:
+            request.break_off()
+
+
+class Connection(asyncio.Protocol):
+    """One connection. The parser calls the methods that begin with `on_`."""
+
+    def __init__(self, server: HttpServer) -> None:
+        self.server = server
+        self._parser = _new_parser(self)
+        self._transport: asyncio.Transport = cast("asyncio.Transport", None)
+        self._current: Request | None = None  # the request that is being answered
+        self._waiting: deque[Request] = deque()  # those that were sent behind it, the oldest first
+        self._arriving: Request | None = None  # the newest one
+        self._is_reading_paused = False
+        self._writable: asyncio.Future[None] | None = None  # done when the client has taken enough
+        self._is_writing_paused = False
+        self._deadline = Deadline(server.loop, self._close_late)
+        self._timeout_ms: int | None = None  # what the deadline becomes when what has arrived is read; 0: none
+        self._unread: asyncio.TimerHandle | None = None
+        # Of the head and the body that are being received:
+        self._target = b""
+        self._headers: Headers = []
+        self._head_bytes = 0  # what the parser has reported of it
+        self._received_bytes = 0  # since the head began
+        self._framing_bytes = 0  # of a body: what came with it and is none of it
+        self._chunks = 0
+        self._is_in_head = False
+        self._is_in_body = False
+        self._is_stream = False  # the body may go on for as long as it moves
+
+    # --------------------------------------------------------------------------------------------------- the connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self.server.connections.add(self)
+        self.server.counted.opened(self)
+        self._deadline.set(self.server.options.head_timeout_ms)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deadline.close()
+        self._watch_no_more()
+        self.server.connections.discard(self)
+        if self._current is not None:
+            self._current.leave()
+        self.resume_writing()
+        self._transport.close()
+        self._parser = None
+        self.server.counted.lost(self)
+
+    def close_idle(self) -> bool:
+        if _unread_bytes(self._transport):
+            return False
+        self._deadline.clear()
+        self._transport.close()
+        return True
+
+    def shutdown(self) -> None:
+        """The service stops: close the connection, at once or behind the request in progress."""
+        if self._current is None:
+            self._transport.close()
+        else:
+            self._current.keep_alive = False
+
+    def close(self) -> None:
+        """Close it when everything that was written is sent."""
+        self._transport.close()
+
+    def cut(self) -> None:
+        """Close it at once."""
+        self._transport.abort()
+
+    @property
+    def default_lines(self) -> list[bytes]:
+        return self.server.default_lines
+
+    def addresses(self) -> tuple[tuple[str, int] | None, tuple[str, int] | None]:
+        """The service's and the client's."""
+        own, peer = self._transport.get_extra_info("sockname"), self._transport.get_extra_info("peername")
+        return own and (own[0], own[1]), peer and (peer[0], peer[1])
+
+    # ---------------------------------------------------------------------------------------------------------- reading
+
+    def data_received(self, data: bytes) -> None:
+        was_in_head, was_in_body = self._is_in_head, self._is_in_body
+        self._framing_bytes += len(data) if was_in_body else 0
+        self._feed(data)
+        options = self.server.options
+        if self._is_in_body and self._framing_bytes > options.max_head_bytes + _CHUNK_HEAD_BYTES * self._chunks:
+            self._end_reading()
+        if was_in_head and self._is_in_head:  # a header that does not end is not reported either
+            self._received_bytes += len(data)
+            if self._received_bytes > options.max_head_bytes:
+                self._end_reading()
+        if self._timeout_ms is not None:
+            timeout_ms, self._timeout_ms = self._timeout_ms or self._idle_ms(), None
+            if timeout_ms:
+                self._deadline.set(timeout_ms)
+            else:
+                self._deadline.clear()
+
+    def pause_reading(self) -> None:
+        if not self._is_reading_paused:
+            self._is_reading_paused = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._is_reading_paused:
+            self._is_reading_paused = False
+            self._transport.resume_reading()
+
+    def _idle_ms(self) -> int:
+        """For how long the connection may stay as it is, where nothing is being received."""
+        return KEEP_ALIVE_MS if self._current is None else 0
+
+    def _feed(self, data: bytes) -> None:
+        while data:
+            try:
+                self._parser.feed_data(data)
+                data = b""
+            except httptools.HttpParserUpgrade as upgrade:
+                # Java's client asks for HTTP/2 with every first request, and the parser would take the body for that. We
+                # stay with HTTP/1.1, as RFC 9110 (7.8) allows: the request is read again without the question.
+                data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                self._parser = _new_parser(self)
+            except httptools.HttpParserError:
+                self._end_reading()
+                return
+
+    def _head_without_upgrade(self) -> bytes:
+        lines = [b"%s %s HTTP/1.1" % (self._parser.get_method(), self._target)]
+        for name, value in self._headers:
+            if name == b"connection":
+                value = b", ".join(word for word in value.split(b",") if word.strip().lower() not in _OF_AN_UPGRADE)
+            if name not in _OF_AN_UPGRADE:
+                lines.append(b"%s: %s" % (name, value))
+        return b"\r\n".join([*lines, b"", b""])
+
+    def on_message_begin(self) -> None:
+        self._target, self._headers = b"", []
+        self._head_bytes = self._received_bytes = self._framing_bytes = self._chunks = 0
+        self._is_in_head, self._is_in_body = True, False
+        self._timeout_ms = self.server.options.head_timeout_ms
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + len(": \r\n"))
+        if self._is_in_head:  # a trailer is ignored: a gateway in front has judged the head alone (RFC 9110, 6.5.1)
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        parser, options = self._parser, self.server.options
+        method = parser.get_method().decode("ascii")
+        if parser.should_upgrade():
+            if method == "CONNECT":
+                raise ValueError("this is no proxy")
+            return
+        http_version = parser.get_http_version()
+        if http_version == "1.0" and any(name == b"transfer-encoding" for name, _ in self._headers):
+            raise ValueError("HTTP/1.0 has no chunks")  # RFC 9112, 6.1
+        self._take_host_of_target()
+        keep_alive = http_version != "1.0" and parser.should_keep_alive()
+        request = Request(self, method, self._target, self._headers, http_version, keep_alive=keep_alive)
+        self._is_in_body = True
+        self._is_stream = takes_a_stream(method, request.path)
+        self._timeout_ms = options.stream_idle_ms if self._is_stream else options.body_timeout_ms
+        self._arriving = request
+        if self._current is None:
+            self._start(request)
+        else:
+            self.pause_reading()
+            self._waiting.append(request)
+
+    def _take_host_of_target(self) -> None:
+        """Replace the value of the one Host header by the authority of a target in absolute form (RFC 9112, 3.2.2)."""
+        if self._target.startswith((b"/", b"*")):
+            return
+        target = httptools.parse_url(self._target)
+        hosts = [at for at, (name, _) in enumerate(self._headers) if name == b"host"]
+        if target.host is not None and len(hosts) == 1:
+            host = b"[%s]" % target.host if b":" in target.host else target.host
+            self._headers[hosts[0]] = (b"host", host if target.port is None else b"%s:%d" % (host, target.port))
+
+    def on_chunk_header(self) -> None:
+        self._chunks += 1
+
+    def on_body(self, body: bytes) -> None:
+        self._framing_bytes -= len(body)
+        request = self._arriving
+        if request is not None and not request.is_answered:
+            request.feed(body)
+        if self._is_stream:
+            self._timeout_ms = self.server.options.stream_idle_ms
+
+    def on_message_complete(self) -> None:
+        if self._parser.should_upgrade():
+            return
+        self._is_in_body = False
+        self._timeout_ms = 0
+        request = self._arriving
+        if request is not None and not request.is_answered:
+            request.end()
+
+    def _count(self, length: int) -> None:
+        self._head_bytes += length
+        if self._head_bytes > self.server.options.max_head_bytes:
+            raise ValueError("the head is too large")  # the parser makes an error of it
+
+    def _end_reading(self) -> None:
+        """What has arrived is not HTTP: answer what came before it, or the client, and close."""
+        newest = self._arriving
+        if newest is not None and newest is not self._current and newest.has_more and self._waiting:
+            # It broke off in the body of a request that still waits behind others: that one is never begun.
+            self._waiting.pop()
+            newest = self._arriving = self._waiting[-1] if self._waiting else self._current
+        if newest is not None and not newest.is_answered and not newest.has_more:
+            newest.keep_alive = False
+            self.pause_reading()
+            return
+        most = self.server.options.max_head_bytes
+        is_too_large = max(self._head_bytes, self._received_bytes) > most
+        detail = f"the head has more than {most} bytes" if is_too_large else "the request is not HTTP/1.1"
+        self._refuse(Refusal("malformed_request", detail))
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer outside of any request, and close."""
+        self._deadline.clear()
+        self._timeout_ms = None
+        if self._transport.is_closing():
+            return
+        headers, body = refused(refusal)
+        lines = [b"%b: %b\r\n" % header for header in headers]
+        self._transport.write(b"".join([STATUS_LINES[refusal.kind.status], *lines, b"\r\n", body]))
+        self._transport.close()
+
+    # -------------------------------------------------------------------------------------------------------- answering
+
+    def _start(self, request: Request) -> None:
+        self._current = request
+        server = self.server
+        if server.counted.serves(self, request.path):
+            server.run(request, server.answer(request))
+            return
+        refusal = Refusal("overloaded", "as many connections are open as may be; this one is closed")
+        headers, body = refused(refusal)
+        request.begin(refusal.kind.status, headers)
+        request.write(body)
+
+    def end_answer(self, request: Request) -> None:
+        """The request is answered; the next one has its turn."""
+        self._current = None
+        self.server.counted.answered(self)
+        if not request.keep_alive:
+            self._transport.close()
+        if self._transport.is_closing():
+            return
+        self.resume_reading()
+        if self._waiting:
+            self._start(self._waiting.popleft())
+        elif not (self._is_in_head or self._is_in_body):
+            self._deadline.set(KEEP_ALIVE_MS)
+
+    def write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def pause_writing(self) -> None:
+        self._is_writing_paused = True
+        self._watch(self._transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        self._is_writing_paused = False
+        self._watch_no_more()
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+
+    async def drain(self) -> None:
+        """Return once the client has taken enough of what was written, or has left."""
+        while self._is_writing_paused:
+            if self._writable is None or self._writable.done():
+                self._writable = self.server.loop.create_future()
+            await self._writable
+
+    def _watch(self, unread_bytes: int) -> None:
+        self._watch_no_more()
+        timeout = self.server.options.unread_timeout_ms / 1000
+        self._unread = self.server.loop.call_later(timeout, self._cut_unread, unread_bytes)
+
+    def _watch_no_more(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _cut_unread(self, unread_bytes: int) -> None:
+        """A slow reader is one thing, a client that takes nothing another: its answer would stay here for ever."""
+        left_bytes = self._transport.get_write_buffer_size()
+        if left_bytes < unread_bytes:
+            self._watch(left_bytes)
+        else:
+            self._transport.abort()
+
+    def _close_late(self) -> None:
+        if self._is_reading_paused:  # we are late, not the client: it waits behind a request that it sent before
+            self._deadline.set(self.server.options.body_timeout_ms)
+        elif not self._transport.is_closing():
+            self._transport.close()
+
+
+def refused(refusal: Refusal) -> tuple[Headers, bytes]:
+    """The headers and the body of an answer that belongs to no request and is the last one of its connection."""
+    body = codec.encode(document(refusal, request_id=secrets.token_hex(8)))
+    headers = {"content-type": MEDIA_TYPE, "content-length": str(len(body)), "connection": "close", **refusal.headers}
+    return [(name.lower().encode(), value.encode()) for name, value in headers.items()], body
+
+
+def _unread_bytes(transport: asyncio.Transport) -> int:
+    """Bytes that the kernel has of what the client sent."""
+    return int.from_bytes(fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def _new_parser(protocol: Connection) -> Any:
+    parser = httptools.HttpRequestParser(protocol)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)  # a request behind the last one is not answered, that is all
+    return parser
