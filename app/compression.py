@@ -6,7 +6,7 @@ limit of a body before they are in memory. What goes is compressed where it is l
 
 import asyncio
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from isal import isal_zlib
@@ -76,6 +76,11 @@ def takes_gzip(headers: Mapping[str, str]) -> bool:
         if coding.strip() == "gzip":
             return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
     return False
+
+
+def may_be_worth_it(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Is an answer with these headers long enough to be compressed, as far as they say?"""
+    return any(name == b"content-length" and int(value) >= _MIN_BYTES for name, value in headers)
 
 
 def deflating(send: Send) -> Send:

@@ -6,7 +6,6 @@ from hashlib import sha256
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import msgspec
-from starlette.types import Scope
 
 from app import codec
 from app.body_budget import BodyShare
@@ -35,10 +34,10 @@ def takes_a_stream(method: str, path: str) -> bool:
     return method == "POST" and _STREAMS.fullmatch(path) is not None
 
 
-def read_headers(scope: Scope) -> dict[str, str]:
-    """By name in lower case; the values of a name that stands twice are joined, as RFC 9110 says (5.2)."""
+def headers_by_name(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The values of headers whose names are in lower case; those of a name that stands twice are joined (RFC 9110, 5.2)."""
     headers: dict[str, str] = {}
-    for raw_name, raw_value in scope["headers"]:
+    for raw_name, raw_value in pairs:
         name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     return headers

@@ -12,8 +12,10 @@ from starlette.routing import Match
 
 from app import openapi
 from app.admin import handlers as admin
+from app.admission import Admission
 from app.audit import handlers as audit
 from app.audit import proof_handlers as audit_proofs
+from app.body_budget import BodyBudget
 from app.browsers import BrowserRules
 from app.consume import handlers as consume
 from app.dead_letters import handlers as dead_letters
@@ -30,6 +32,7 @@ from app.requests import handlers as requests
 from app.routes import OperationRoute
 from app.schedules import cron_handlers as cron_schedules
 from app.schedules import handlers as schedules
+from app.server.lane import OperationLane
 from app.settings import Settings
 from app.tasks import handlers as tasks
 from app.testing import endpoints as testing
@@ -106,6 +109,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
         yield
         await wiring.close()
 
+    operations = [one for module in RESOURCES for one in operations_of(module)]
     app = Application(
         title="EscrowMQ",
         version=version("escrowmq"),
@@ -117,7 +121,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
         openapi_url=None,
         redirect_slashes=False,
         # One flat table: a router that is included is asked twice for every request.
-        routes=[*(OperationRoute(one) for module in RESOURCES for one in operations_of(module)), *health.router.routes],
+        routes=[*map(OperationRoute, operations), *health.router.routes],
     )
     app.state.wiring = wiring
     app.state.metrics = metrics
@@ -127,17 +131,23 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     # What the routes raise passes through to the gateway, which answers; the framework's own errors become refusals here.
     app.add_exception_handler(RequestValidationError, _invalid_path)
     app.add_exception_handler(HTTPException, _not_routed)
+    faults = None if controls is None else controls.faults
     if controls is not None:
         app.state.controls = controls
         app.routes.extend(testing.router.routes)
         app.add_middleware(FaultSwitches, faults=controls.faults, routes=list(app.routes), kill=kill_this_process)
     keys = [key.get_secret_value() for key in settings.api_keys]
-    app.add_middleware(
-        Gateway,
-        api_keys=keys,
-        browser_rules=None if keys else BrowserRules(settings.http.allowed_hosts),
-        options=settings.http,
+    admission = Admission(keys, None if keys else BrowserRules(settings.http.allowed_hosts), settings.http)
+    bodies = BodyBudget(settings.http.max_bodies_bytes)
+    metrics.watch_bodies(lambda: bodies.used_bytes)
+    app.add_middleware(Gateway, admission=admission, bodies=bodies, options=settings.http, metrics=metrics)
+    app.state.lane = OperationLane(
+        operations,
+        admission=admission,
+        bodies=bodies,
         metrics=metrics,
+        get_services=wiring.get_services,
+        is_off=lambda: faults is not None and bool(faults.armed),
     )
     return app
 

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import accumulate
@@ -78,18 +79,50 @@ def configure_logging(*, level: str, readable: bool) -> None:
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 
 
+class RequestTimes:
+    """Counts the requests that were answered, and their times. Event loop only.
+
+    A counter and a histogram with labels take three locks and 16 us a request, this takes none and one.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, int], int] = {}  # by operation and status
+        self._buckets: dict[str, list[int]] = {}  # by operation; the last one is of what took longer than any bound
+        self._seconds: dict[str, float] = {}
+
+    def note(self, operation: str, status: int, seconds: float, count: int = 1) -> None:
+        """So many requests were answered, in so many seconds each."""
+        key = operation, status
+        self._counts[key] = self._counts.get(key, 0) + count
+        buckets = self._buckets.get(operation)
+        if buckets is None:
+            buckets = self._buckets[operation] = [0] * (len(_LATENCY_BUCKETS) + 1)
+        buckets[bisect_left(_LATENCY_BUCKETS, seconds)] += count
+        self._seconds[operation] = self._seconds.get(operation, 0.0) + seconds * count
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing is known before the first request."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        counts = CounterMetricFamily("escrowmq_http_requests", "Requests answered", labels=["operation", "status"])
+        for (operation, status), count in self._counts.items():
+            counts.add_metric([operation, str(status)], count)
+        times = HistogramMetricFamily("escrowmq_http_request_seconds", "Time to answer", labels=["operation"])
+        bounds = [*(str(float(bound)) for bound in _LATENCY_BUCKETS), "+Inf"]
+        for operation, buckets in self._buckets.items():
+            times.add_metric([operation], list(zip(bounds, accumulate(buckets), strict=True)), self._seconds[operation])
+        yield from (counts, times)
+
+
 class Metrics:
     """One set of metrics for one service; tests make their own."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
         self._longest_standstill = 0.0
-        self.requests = Counter(
-            "escrowmq_http_requests", "Requests answered", ["operation", "status"], registry=registry
-        )  # fmt: skip
-        self.latency = Histogram(
-            "escrowmq_http_request_seconds", "Time to answer", ["operation"], buckets=_LATENCY_BUCKETS, registry=registry
-        )
+        self.requests = RequestTimes()
+        registry.register(self.requests)
         self.messages_in = Counter("escrowmq_messages_in", "Messages stored for producers", registry=registry)
         self.messages_out = Counter("escrowmq_messages_out", "Messages handed to consumers", registry=registry)
         self.begun = Counter("escrowmq_transactions_begun", "Transactions begun", registry=registry)

@@ -4,29 +4,25 @@ What an operation takes is read here and by its own decoders; FastAPI's way to a
 request.
 """
 
-import asyncio
-import os
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import aclosing
 from inspect import Parameter, Signature, getdoc
-from typing import Annotated, Any, BinaryIO, cast
+from typing import Annotated, Any, cast
 
 from fastapi import Path, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BeforeValidator
-from starlette.responses import StreamingResponse
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
-from app.exchange import BODY_SHARE, HEADERS, JSON_LINES, Call, FileReply, RequestLimit
-from app.operations import ANSWER_HEADERS, PRESSURE, Handler, HeaderParameter, Lines, Operation, StreamHandler
-from app.problems import MEDIA_TYPE, PROBLEMS, Refusal, as_refusal, invalid_field
-from app.registry.payload_schema import until_checked
+from app import answering
+from app.body_budget import BodyShare
+from app.exchange import BODY_SHARE, HEADERS, JSON_LINES, FileReply, Reply
+from app.operations import ANSWER_HEADERS, PRESSURE, HeaderParameter, Lines, Operation, StreamHandler
+from app.problems import MEDIA_TYPE, PROBLEMS
 from app.services import Services
-from storage.errors import MessageTooLarge, MessagingError
 
-_FILE_PIECE_BYTES = 1 << 18
 _BYTES = {"type": "string", "format": "binary"}
 
 
@@ -91,10 +87,10 @@ class OperationRoute(APIRoute):
         parts = scope["path_params"]
         if self._judged:
             parts = {**parts, **self._read(parts)}
-        request = Request(scope, receive, send)
+        incoming = _Incoming(scope, receive, send)
+        services: Services = scope["app"].state.get_services()
         answer = _answer_lines if self.operation.takes_lines else _answer
-        response = await answer(self.operation, request, list(parts.values()))
-        await response(scope, receive, send)
+        await answer(self.operation, services, incoming, list(parts.values()), send)
 
     def _read(self, parts: Mapping[str, str]) -> dict[str, Any]:
         """The parts of the path that are not plain text, converted. Raises RequestValidationError."""
@@ -123,146 +119,54 @@ def _endpoint(operation: Operation) -> Any:
 # ------------------------------------------------------------------------------------------------- a request, an answer
 
 
-async def _answer(operation: Operation, request: Request, parts: list[Any]) -> Response:
-    services: Services = request.app.state.get_services()
-    with _under_pressure(operation, services):
-        body = await _read(request, operation.limit and operation.limit(services, *parts))
-        call = _call(operation, request, services, body)
-        arguments = await operation.arguments(services, call, parts)
-        reply = await until_checked(lambda: cast("Handler", operation.handler)(*arguments))
-    if isinstance(reply, FileReply):
-        headers = {
-            "Content-Disposition": f'attachment; filename="{reply.name}"',
-            "Content-Length": f"{os.fstat(reply.file.fileno()).st_size}",
-            "X-Content-Type-Options": "nosniff",  # a browser must not show it as a page of this service
-        }
-        return StreamingResponse(_pieces(reply.file), headers=headers, media_type=reply.media_type)
-    if isinstance(reply.body, list):
-        return _LargeAnswer(reply.body, reply.status, reply.headers, reply.media_type)
-    return Response(reply.body, reply.status, reply.headers, reply.media_type)
+class _Incoming:
+    """A request that ASGI brings, as `app.answering.Incoming`."""
 
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.headers: Mapping[str, str] = scope[HEADERS]
+        self.query_string: bytes = scope["query_string"]
+        self.share: BodyShare = scope[BODY_SHARE]
+        self._request = Request(scope, receive, send)
 
-async def _read(request: Request, limit: RequestLimit | None) -> bytes:
-    """The body, in one buffer that grows: pieces of it would be many small objects. Raises MessageTooLarge, by its
-    Content-Length before any of it has come.
-    """
-    headers = request.scope[HEADERS]
-    length = headers.get("content-length", "0")
-    if limit is not None and length.isdigit() and headers.get("content-encoding", "identity").lower() == "identity":
-        _check_length(int(length), limit)
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if limit is not None:
-            _check_length(len(body), limit)
-    return bytes(body)
+    def pieces(self) -> AsyncGenerator[bytes, None]:
+        return self._request.stream()
 
-
-def _check_length(length: int, limit: RequestLimit) -> None:
-    if length > limit.request_bytes:
-        detail = f"no message of at most {limit.message_bytes} bytes, as the topic allows, makes a request of {length}"
-        raise MessageTooLarge(detail, limit_bytes=limit.message_bytes)
-
-
-def _pieces(file: BinaryIO) -> Iterator[bytes]:
-    """Asked for each piece on a thread."""
-    with file:
-        while piece := file.read(_FILE_PIECE_BYTES):
-            yield piece
-
-
-async def _answer_lines(operation: Operation, request: Request, parts: list[Any]) -> Response:
-    """Let the handler answer this request piece by piece, while its body comes; the call that it gets has none."""
-    services: Services = request.app.state.get_services()
-    with _under_pressure(operation, services):
-        call = _call(operation, request, services, b"")
-    handler = cast("StreamHandler", operation.handler)
-    return _Pieces(operation, services, handler(services, call, *parts, request.stream()))
-
-
-@contextmanager
-def _under_pressure(operation: Operation, services: Services) -> Iterator[None]:
-    """Add the header Store-Pressure to the refusal of an operation whose answers have it."""
-    try:
-        yield
-    except (Refusal, MessagingError) as error:
-        if not operation.tells_pressure:
-            raise
-        refusal = as_refusal(error)
-        refusal.headers |= services.pressure_header()
-        if refusal is error:  # as its own cause it would keep the request's body until the next full garbage collection
-            raise
-        raise refusal from error
-
-
-class _LargeAnswer(Response):
-    """An answer that is sent piece by piece: none waits in memory as a whole, and others have their turn between."""
-
-    def __init__(
-        self, pieces: list[bytes], status_code: int, headers: Mapping[str, str], media_type: str | None
-    ) -> None:  # fmt: skip
-        super().__init__(b"", status_code, {**headers, "Content-Length": str(sum(map(len, pieces)))}, media_type)
-        self._pieces = pieces[::-1]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        while self._pieces:
-            await send({"type": "http.response.body", "body": self._pieces.pop(), "more_body": bool(self._pieces)})
-            await asyncio.sleep(0)
-
-
-class _Pieces(Response):
-    """An answer in pieces. It begins with the first one: what is refused before has a status of its own."""
-
-    def __init__(self, operation: Operation, services: Services, pieces: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(media_type=JSON_LINES)
-        self._operation = operation
-        self._services = services
-        self._pieces = pieces
-        del self.headers["content-length"]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._pieces) as pieces:
-            with _under_pressure(self._operation, self._services):
-                first = await anext(pieces, b"")
-            self.headers.update(self._services.pressure_header())
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await send({"type": "http.response.body", "body": first, "more_body": True})
-            async for piece in pieces:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _call(operation: Operation, request: Request, services: Services, body: bytes) -> Call:
-    query = _query(request)
-    if query and operation.query is None:
-        name = next(iter(query))[:100]
-        raise invalid_field(f"/query/{name}", "unknown_field", f"the operation takes no query parameter {name}")
-
-    async def until_gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
+    async def until_gone(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
             pass
 
-    return Call(
-        body,
-        request.scope[HEADERS],
-        query,
-        until_gone,
-        services.body_thread,
-        services.max_body_values,
-        request.scope[BODY_SHARE],
-    )
+
+async def _answer(operation: Operation, services: Services, incoming: _Incoming, parts: list[Any], send: Send) -> None:
+    reply = await answering.answer(operation, services, incoming, parts)
+    status = 200 if isinstance(reply, FileReply) else reply.status
+    await send({"type": "http.response.start", "status": status, "headers": answering.headers_of(reply)})
+    if isinstance(reply, Reply) and isinstance(reply.body, bytes):
+        await send({"type": "http.response.body", "body": reply.body})
+        return
+    left = answering.length_of(reply)
+    async for piece in answering.pieces_of(reply):
+        left -= len(piece)
+        await send({"type": "http.response.body", "body": piece, "more_body": left > 0})
 
 
-def _query(request: Request) -> dict[str, str]:
-    if not request.scope["query_string"]:
-        return {}
-    query: dict[str, str] = {}
-    for name, value in request.query_params.multi_items():
-        if name in query:
-            raise invalid_field(f"/query/{name[:100]}", "not_allowed", f"the query parameter {name[:100]} stands twice")
-        query[name] = value
-    return query
+async def _answer_lines(operation: Operation, services: Services, incoming: _Incoming, parts: list[Any], send: Send) -> None:
+    """Let the handler answer piece by piece, while the body comes; the call that it gets has none.
+
+    The answer begins with the first piece: what is refused before has a status of its own.
+    """
+    with answering.under_pressure(operation, services):
+        call = answering.call_of(operation, services, incoming, b"")
+        pieces = cast("StreamHandler", operation.handler)(services, call, *parts, incoming.pieces())
+    async with aclosing(pieces):
+        with answering.under_pressure(operation, services):
+            first = await anext(pieces, b"")
+        headers = answering.headers_of(Reply(200, b"", services.pressure_header(), JSON_LINES))
+        headers = [header for header in headers if header[0] != b"content-length"]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": first, "more_body": True})
+        async for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 # ---------------------------------------------------------------------------------------------------- for the document

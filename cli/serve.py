@@ -5,6 +5,7 @@ import gc
 import os
 import socket
 import sys
+from collections.abc import Awaitable
 from types import FrameType
 
 import structlog
@@ -15,8 +16,10 @@ from app.acceptor import Acceptor
 from app.main import create_app
 from app.observability import configure_logging
 from app.open_files import raise_limit
-from app.server.asgi import answer
+from app.server import asgi
 from app.server.connection import Connection, HttpServer
+from app.server.lane import OperationLane
+from app.server.request import Request
 from app.settings import ConfigurationError, Settings
 from app.wiring import Wiring
 from storage.local.options import FlushPolicy
@@ -37,8 +40,9 @@ class _Server(uvicorn.Server):
     progress.
     """
 
-    def __init__(self, config: uvicorn.Config, wiring: Wiring, settings: Settings) -> None:
+    def __init__(self, config: uvicorn.Config, wiring: Wiring, lane: OperationLane, settings: Settings) -> None:
         super().__init__(config)
+        self._lane = lane
         self._wiring = wiring
         self._settings = settings
         self._http: HttpServer | None = None
@@ -49,15 +53,18 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
         (listener,) = sockets or []
-        app, can_cut = self.config.loaded_app, self._settings.testing.enabled
         connections = self._wiring.connections
-        self._http = http = HttpServer(
-            self._settings.http, connections, lambda request: answer(app, request, can_cut=can_cut)
-        )  # fmt: skip
+        self._http = http = HttpServer(self._settings.http, connections, self._answer)
         self.server_state.connections = http.connections  # type: ignore[assignment]
         self.server_state.tasks = http.tasks
         self._acceptor = Acceptor(listener, connections, http.connect, backlog=_BACKLOG)
         self._acceptor.start()
+
+    def _answer(self, request: Request) -> Awaitable[None]:
+        asked = self._lane.take(request)
+        if asked is not None:
+            return self._lane.answer(asked)
+        return asgi.answer(self.config.loaded_app, request, can_cut=self._settings.testing.enabled)
 
     async def on_tick(self, counter: int) -> bool:
         is_over = await super().on_tick(counter)
@@ -122,7 +129,7 @@ def run(settings: Settings) -> int:
     )
     gc.freeze()  # no collection before it: what was imported is no garbage, and looking through it takes 0.2 s
     gc.enable()
-    _Server(config, wiring, settings).run(sockets=[listener])
+    _Server(config, wiring, app.state.lane, settings).run(sockets=[listener])
     return wiring.exit_code
 
 

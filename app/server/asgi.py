@@ -1,16 +1,12 @@
 """Requests that an ASGI application answers."""
 
-import asyncio
 from typing import Any
 
-import structlog
 from starlette.types import ASGIApp, Message
 
 from app.exchange import IS_GONE
 from app.server.request import Request
 from app.testing.options import CUT
-
-log = structlog.get_logger()
 
 
 async def answer(app: ASGIApp, request: Request, *, can_cut: bool = False) -> None:
@@ -31,12 +27,7 @@ async def answer(app: ASGIApp, request: Request, *, can_cut: bool = False) -> No
         else:
             request.write(message.get("body", b""), has_more=message.get("more_body", False))
 
-    try:
-        await app(_scope(request, can_cut=can_cut), receive, send)
-    except asyncio.CancelledError:
-        raise
-    except Exception:
-        log.exception("answer_failed", path=request.path)
+    await app(_scope(request, can_cut=can_cut), receive, send)
 
 
 def _scope(request: Request, *, can_cut: bool) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import httptools
+import structlog
 
 from app import codec
 from app.connections import Connections
@@ -28,6 +29,8 @@ _CHUNK_HEAD_BYTES = 32  # a size and the ends of lines; what chunk extensions an
 _OF_AN_UPGRADE = (b"upgrade", b"http2-settings")
 
 Answering = Callable[[Request], Awaitable[None]]
+
+log = structlog.get_logger()
 
 
 class HttpServer:
@@ -56,6 +59,8 @@ class HttpServer:
 async def _guarded(request: Request, answering: Awaitable[None]) -> None:
     try:
         await answering
+    except Exception:
+        log.exception("answer_broken_off", path=request.path)
     finally:
         if not request.is_answered and not request.is_gone:
             request.break_off()

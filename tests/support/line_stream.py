@@ -71,7 +71,7 @@ class LineStream:
 
     def fill(self, line: bytes, *, most: int) -> int:
         """Write the line again and again until it is no longer taken, at most so often; how often."""
-        self._socket.settimeout(1)
+        self._socket.settimeout(3)  # beyond any pause that a busy machine makes
         for count in range(most):
             try:
                 self.write(line)

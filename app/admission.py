@@ -1,0 +1,74 @@
+"""What a request must be before anything of it is done: from a client who may ask, and of a size and form that is taken."""
+
+import hmac
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+
+from app.browsers import BrowserRules, request_host
+from app.problems import Refusal, too_large
+from app.settings import HttpOptions
+
+_OPEN_PATHS = ("/livez", "/readyz", "/metrics", "/openapi.json", "/openapi-3.0.json", "/docs", "/problems")
+
+
+class Admission:
+    """The rules of one service. Immutable.
+
+    What they say of a request depends on nothing but its method, its path and its headers, so that it stays true for a request
+    of which these are the same.
+    """
+
+    def __init__(self, api_keys: Sequence[str], browser_rules: BrowserRules | None, options: HttpOptions) -> None:
+        """`browser_rules`: what takes the place of API keys where there are none."""
+        self._keys = [sha256(key.encode()).digest() for key in api_keys]
+        self._browser_rules = browser_rules
+        self.max_body_bytes = options.max_body_bytes
+
+    def check(self, method: str, path: str, headers: Mapping[str, str], *, http_version: str, has_limit: bool) -> None:
+        """Raise a Refusal unless the request is let in. `has_limit`: its body has one; a stream's has none."""
+        host = request_host(headers, http_version=http_version)
+        refusal = self._browser_rules and self._browser_rules.refuse(method, headers, host)
+        if refusal:
+            raise refusal
+        if self._keys and not _is_open(path) and not self._is_known(headers.get("authorization", "")):
+            raise Refusal("unauthenticated", headers={"WWW-Authenticate": "Bearer"})
+        encoding = headers.get("content-encoding", "identity")
+        if encoding.lower() not in ("identity", "gzip") and has_body(headers):
+            raise Refusal(
+                "unsupported_media_type",
+                f"content encoding {encoding[:100]} is not taken",
+                headers={"Accept-Encoding": "gzip, identity"},
+            )
+        if headers.get("transfer-encoding", "chunked").lower() != "chunked":
+            raise Refusal(
+                "malformed_request", "the one transfer encoding that is taken is chunked", headers={"Connection": "close"}
+            )
+        length = headers.get("content-length", "0")
+        if has_limit and length.isdigit() and int(length) > self.max_body_bytes:
+            raise self.body_too_large()
+
+    def body_too_large(self) -> Refusal:
+        """The refusal of a body over the limit."""
+        limit = self.max_body_bytes
+        return too_large("bytes", limit, f"a body may have {limit} bytes")
+
+    def _is_known(self, authorization: str) -> bool:
+        """Every key is compared, and in constant time, so that the time taken tells nothing."""
+        scheme, _, key = authorization.partition(" ")
+        digest = sha256(key.strip(" \t").encode("latin-1")).digest()  # the bytes as they were sent
+        known = [hmac.compare_digest(digest, one) for one in self._keys]
+        return scheme.lower() == "bearer" and any(known)
+
+
+def has_body(headers: Mapping[str, str]) -> bool:
+    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+
+
+def is_compressed(headers: Mapping[str, str]) -> bool:
+    """Is the body gzip?"""
+    return headers.get("content-encoding", "").lower() == "gzip" and has_body(headers)
+
+
+def _is_open(path: str) -> bool:
+    """May it be seen without a key?"""
+    return any(path == open_path or path.startswith(f"{open_path}/") for open_path in _OPEN_PATHS)

@@ -1,0 +1,199 @@
+"""How an operation is asked and what its answer looks like, whatever brought the request: a server's own lane, or ASGI."""
+
+import asyncio
+import os
+import re
+import secrets
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol, cast
+from urllib.parse import parse_qsl
+
+import structlog
+
+from app import codec
+from app.body_budget import BodyShare
+from app.exchange import Call, FileReply, Reply, RequestLimit
+from app.operations import Handler, Operation
+from app.problems import MEDIA_TYPE, Refusal, as_refusal, document, invalid_field
+from app.registry.payload_schema import until_checked
+from app.services import Services
+from storage.errors import MessageTooLarge, MessagingError
+from storage.files.vfs import is_out_of_files
+
+Headers = list[tuple[bytes, bytes]]
+
+REQUEST_ID = "request-id"
+CLIENT_LEFT = 499  # for the metrics alone: there is no client to be answered
+
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+_FILE_PIECE_BYTES = 1 << 18
+_NO_CONTENT = 204
+
+log = structlog.get_logger()
+
+
+class Incoming(Protocol):
+    """A request for an operation. Header names are in lower case."""
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+    @property
+    def query_string(self) -> bytes: ...
+
+    @property
+    def share(self) -> BodyShare:
+        """What it holds of the memory for bodies."""
+
+    def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it comes. Raises Refusal where it is too large, ClientGone where the client has left."""
+
+    async def until_gone(self) -> None:
+        """Return once the client has left."""
+
+
+async def answer(operation: Operation, services: Services, incoming: Incoming, parts: list[object]) -> Reply | FileReply:
+    """The handler's answer. `parts`: of the path. Raises Refusal, MessagingError, ClientGone."""
+    with under_pressure(operation, services):
+        body = await _read(incoming, operation.limit and operation.limit(services, *parts))
+        call = call_of(operation, services, incoming, body)
+        arguments = await operation.arguments(services, call, parts)
+        return await until_checked(lambda: cast("Handler", operation.handler)(*arguments))
+
+
+def call_of(operation: Operation, services: Services, incoming: Incoming, body: bytes) -> Call:
+    """What the handler is given of the request. Raises Refusal."""
+    query = _query(incoming.query_string) if incoming.query_string else {}
+    if query and operation.query is None:
+        name = next(iter(query))[:100]
+        raise invalid_field(f"/query/{name}", "unknown_field", f"the operation takes no query parameter {name}")
+    return Call(
+        body,
+        incoming.headers,
+        query,
+        incoming.until_gone,
+        services.body_thread,
+        services.max_body_values,
+        incoming.share,
+    )
+
+
+@contextmanager
+def under_pressure(operation: Operation, services: Services) -> Iterator[None]:
+    """Add the header Store-Pressure to the refusal of an operation whose answers have it."""
+    try:
+        yield
+    except (Refusal, MessagingError) as error:
+        if not operation.tells_pressure:
+            raise
+        refusal = as_refusal(error)
+        refusal.headers |= services.pressure_header()
+        if refusal is error:  # as its own cause it would keep the request's body until the next full garbage collection
+            raise
+        raise refusal from error
+
+
+async def _read(incoming: Incoming, limit: RequestLimit | None) -> bytes:
+    """The body, in one buffer that grows: pieces of it would be many small objects. Raises MessageTooLarge, by its
+    Content-Length before any of it has come.
+    """
+    headers = incoming.headers
+    length = headers.get("content-length", "0")
+    if limit is not None and length.isdigit() and headers.get("content-encoding", "identity").lower() == "identity":
+        _check_length(int(length), limit)
+    body = bytearray()
+    async for piece in incoming.pieces():
+        body += piece
+        if limit is not None:
+            _check_length(len(body), limit)
+    return bytes(body)
+
+
+def _check_length(length: int, limit: RequestLimit) -> None:
+    if length > limit.request_bytes:
+        detail = f"no message of at most {limit.message_bytes} bytes, as the topic allows, makes a request of {length}"
+        raise MessageTooLarge(detail, limit_bytes=limit.message_bytes)
+
+
+def _query(query_string: bytes) -> dict[str, str]:
+    query: dict[str, str] = {}
+    for name, value in parse_qsl(query_string.decode("latin-1"), keep_blank_values=True):
+        if name in query:
+            raise invalid_field(f"/query/{name[:100]}", "not_allowed", f"the query parameter {name[:100]} stands twice")
+        query[name] = value
+    return query
+
+
+# ------------------------------------------------------------------------------------------------------------- the answer
+
+
+def request_id_of(headers: Mapping[str, str]) -> str:
+    """The id that the client gave the request, or a new one."""
+    given = headers.get(REQUEST_ID)
+    return given if given is not None and _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+
+
+def length_of(reply: Reply | FileReply) -> int:
+    """Bytes of the body."""
+    if isinstance(reply, FileReply):
+        return os.fstat(reply.file.fileno()).st_size
+    return sum(map(len, reply.body)) if isinstance(reply.body, list) else len(reply.body)
+
+
+def headers_of(reply: Reply | FileReply) -> Headers:
+    """The headers that belong to the answer itself."""
+    if isinstance(reply, FileReply):
+        return [
+            (b"content-disposition", f'attachment; filename="{reply.name}"'.encode("latin-1")),
+            (b"content-length", b"%d" % length_of(reply)),
+            (b"x-content-type-options", b"nosniff"),  # a browser must not show it as a page of this service
+            (b"content-type", reply.media_type.encode("latin-1")),
+        ]
+    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers.items()]
+    if reply.status != _NO_CONTENT:
+        headers.append((b"content-length", b"%d" % length_of(reply)))
+    if reply.media_type is not None:
+        is_plain_text = reply.media_type.startswith("text/") and "charset=" not in reply.media_type.lower()
+        media_type = f"{reply.media_type}; charset=utf-8" if is_plain_text else reply.media_type
+        headers.append((b"content-type", media_type.encode("latin-1")))
+    return headers
+
+
+async def pieces_of(reply: Reply | FileReply) -> AsyncIterator[bytes]:
+    """The body of an answer piece by piece: none waits in memory longer than it must, and others have their turn between."""
+    if isinstance(reply, FileReply):
+        with reply.file as file:
+            left = length_of(reply)
+            while True:
+                piece = await asyncio.to_thread(file.read, _FILE_PIECE_BYTES)
+                left -= len(piece)
+                yield piece
+                if left <= 0 or not piece:
+                    break
+    elif isinstance(reply.body, list):
+        pieces = reply.body[::-1]
+        reply.body.clear()
+        while pieces:
+            yield pieces.pop()
+            await asyncio.sleep(0)
+    else:
+        yield reply.body
+
+
+def refusal_of(error: Exception, *, path: str, request_id: str) -> Refusal:
+    """What the client is told of an error. One that is not expected is logged."""
+    if isinstance(error, Refusal | MessagingError):
+        return as_refusal(error)
+    if is_out_of_files(error):
+        log.warning("too_many_open_files", request_id=request_id, path=path)
+        return Refusal("overloaded", "as many files are open as may be")
+    log.error("request_failed", request_id=request_id, path=path, exc_info=error)
+    return Refusal("internal_error")
+
+
+def problem_of(refusal: Refusal, *, path: str, request_id: str) -> tuple[Headers, bytes]:
+    """The headers and the body that tell a refusal."""
+    body = codec.encode(document(refusal, instance=path, request_id=request_id))
+    headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", b"%d" % len(body))]
+    return [*headers, *((name.lower().encode(), value.encode()) for name, value in refusal.headers.items())], body

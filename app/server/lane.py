@@ -1,0 +1,199 @@
+"""Operations that the server answers itself, without ASGI, FastAPI's routing and their messages for each piece.
+
+It takes what can be told from the head to be an ordinary request for an operation; whatever else there is (other paths and
+methods, streams, compressed bodies, faults that a test has switched on) goes to the ASGI application, over the same connection.
+Both ask the same handlers by `app.answering` and give equal answers.
+"""
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from time import perf_counter
+from typing import Any
+
+from starlette.types import Message
+
+from app import answering
+from app.admission import Admission, is_compressed
+from app.answering import Headers
+from app.body_budget import BodyBudget, BodyShare
+from app.compression import deflating, may_be_worth_it, takes_gzip
+from app.exchange import ClientGone, FileReply, Reply, headers_by_name
+from app.observability import Metrics
+from app.operations import Operation
+from app.server.request import Request
+from app.services import Services
+
+_NUMBER = "queue_id"  # the one part of a path that is not text
+_LONGEST_NUMBER = 19
+
+
+class OperationLane:
+    """The operations of one service. Event loop only."""
+
+    def __init__(
+        self,
+        operations: Iterable[Operation],
+        *,
+        admission: Admission,
+        bodies: BodyBudget,
+        metrics: Metrics,
+        get_services: Callable[[], Services],
+        is_off: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`operations`: in the order in which they are asked whether a path is theirs. `is_off`: take nothing for now."""
+        self._admission = admission
+        self._bodies = bodies
+        self._metrics = metrics
+        self._get_services = get_services
+        self._is_off = is_off
+        self._by_form: dict[tuple[str, int], list[tuple[list[str | None], Operation]]] = {}
+        for operation in operations:
+            if not operation.takes_lines:
+                parts = [None if part.startswith("{") else part for part in operation.path.split("/")]
+                self._by_form.setdefault((operation.method, len(parts)), []).append((parts, operation))
+
+    def find(self, method: str, path: str) -> tuple[Operation, list[Any]] | None:
+        """The operation of a request and the variable parts of its path; None where ASGI is to answer."""
+        given = path.split("/")
+        for parts, operation in self._by_form.get((method, len(given)), ()):
+            if all(part == one if part is not None else one for part, one in zip(parts, given, strict=True)):
+                values: list[Any] = [one for part, one in zip(parts, given, strict=True) if part is None]
+                if _NUMBER in operation.path_parts:
+                    at = operation.path_parts.index(_NUMBER)
+                    text = values[at]
+                    if not (text.isascii() and text.isdigit() and len(text) <= _LONGEST_NUMBER):
+                        return None
+                    values[at] = int(text)
+                return operation, values
+        return None
+
+    def take(self, request: Request) -> "OperationRequest | None":
+        """What is to be done for a request whose head has arrived; None where ASGI is to answer."""
+        if self._is_off():
+            return None
+        found = self.find(request.method, request.path)
+        if found is None:
+            return None
+        headers = headers_by_name(request.headers)
+        if is_compressed(headers):
+            return None
+        return OperationRequest(self, request, headers, *found)
+
+    async def answer(self, asked: "OperationRequest") -> None:
+        """Have the operation answer the request."""
+        begun = perf_counter()
+        request, operation, headers = asked.request, asked.operation, asked.headers
+        request_id = answering.request_id_of(headers)
+        status = 500
+        try:
+            self._admission.check(
+                request.method, request.path, headers, http_version=request.http_version, has_limit=True
+            )  # fmt: skip
+            reply = await answering.answer(operation, self._get_services(), asked, asked.parts)
+            status = 200 if isinstance(reply, FileReply) else reply.status
+            await _send(request, headers, request_id, status, answering.headers_of(reply), reply)
+        except ClientGone:
+            status = answering.CLIENT_LEFT
+        except Exception as error:
+            if request.has_begun:
+                raise
+            status = await _refuse(error, request, headers, request_id)
+        finally:
+            asked.share.close()
+            self._metrics.requests.note(operation.operation_id, status, perf_counter() - begun)
+
+    def new_share(self) -> BodyShare:
+        """A share of the memory for bodies."""
+        return BodyShare(self._bodies)
+
+    @property
+    def admission(self) -> Admission:
+        return self._admission
+
+
+class OperationRequest:
+    """A request for an operation, as `app.answering.Incoming`."""
+
+    __slots__ = ("_lane", "headers", "operation", "parts", "query_string", "request", "share")
+
+    def __init__(
+        self, lane: OperationLane, request: Request, headers: Mapping[str, str], operation: Operation, parts: list[Any]
+    ) -> None:
+        self._lane = lane
+        self.request = request
+        self.headers = headers
+        self.query_string = request.query_string
+        self.operation = operation
+        self.parts = parts
+        self.share = lane.new_share()
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        request, admission = self.request, self._lane.admission
+        left_bytes = admission.max_body_bytes
+        has_more = True
+        while has_more:
+            piece = await request.receive()
+            if piece is None:
+                raise ClientGone
+            has_more = request.has_more
+            left_bytes -= len(piece)
+            if left_bytes < 0:
+                raise admission.body_too_large()
+            self.share.add(len(piece))
+            yield piece
+
+    async def until_gone(self) -> None:
+        while await self.request.receive() is not None:
+            pass
+
+
+async def _refuse(error: Exception, request: Request, given: Mapping[str, str], request_id: str) -> int:
+    """Tell the client of an error. The status. In a frame of its own, as in `app/gateway.py`."""
+    path = request.raw_path.decode("ascii")
+    refusal = answering.refusal_of(error, path=path, request_id=request_id)
+    status = refusal.kind.status
+    headers, body = answering.problem_of(refusal, path=path, request_id=request_id)
+    await _send(request, given, request_id, status, headers, Reply(status, body))
+    return status
+
+
+async def _send(
+    request: Request,
+    given: Mapping[str, str],
+    request_id: str,
+    status: int,
+    headers: Headers,
+    reply: Reply | FileReply,
+) -> None:
+    """Send an answer, compressed where the client takes that and it is worth it. `given`: the request's headers."""
+    named = (b"request-id", request_id.encode("ascii"))
+    if takes_gzip(given) and may_be_worth_it(headers):
+
+        async def send(message: Message) -> None:
+            await request.drain()
+            if request.is_gone:
+                return
+            if message["type"] == "http.response.start":
+                request.begin(status, [*message["headers"], named])
+            else:
+                request.write(message["body"], has_more=message.get("more_body", False))
+
+        out = deflating(send)
+        await out({"type": "http.response.start", "status": status, "headers": headers})
+        left = answering.length_of(reply)
+        async for piece in answering.pieces_of(reply):
+            left -= len(piece)
+            await out({"type": "http.response.body", "body": piece, "more_body": left > 0})
+        return
+    if request.is_gone:
+        return
+    request.begin(status, [*headers, named])
+    if isinstance(reply, Reply) and isinstance(reply.body, bytes):
+        request.write(reply.body)
+        return
+    left = answering.length_of(reply)
+    async for piece in answering.pieces_of(reply):
+        await request.drain()
+        if request.is_gone:
+            return
+        left -= len(piece)
+        request.write(piece, has_more=left > 0)
