@@ -12,6 +12,7 @@ from benchmarks.report import Figure, median_of, show
 from storage.clock import SystemClock
 from storage.files.vfs import OsVfs
 from storage.formats import unit
+from storage.formats.row import rows_of
 from storage.identifiers import Identifiers, SystemRandom
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import FlushPolicy, LocalStoreOptions
@@ -46,7 +47,7 @@ def encode_rate(given: list[Message], seconds: float = 1.0) -> float:
     count, begun = 0, perf_counter()
     while (taken := perf_counter() - begun) < seconds:
         for _ in range(20):
-            assert unit.encode(given, offsets, first_offset=1 << 20, synced_offset=0, epoch=1, stored_at_ms=1).data
+            assert unit.encode(rows_of(given), offsets, first_offset=1 << 20, synced_offset=0, epoch=1, stored_at_ms=1).data
         count += 20 * len(given)
     return count / taken
 

@@ -18,6 +18,7 @@ from benchmarks.report import Figure, seconds, show
 from storage.clock import SystemClock
 from storage.files.vfs import OsVfs
 from storage.formats import scan, unit
+from storage.formats.row import rows_of
 from storage.identifiers import Identifiers, SystemRandom
 from storage.local.consume_queue import ConsumeQueues, QueueFiles
 from storage.local.local_store import LocalMessageStore
@@ -69,7 +70,9 @@ def _write_log(root: Path, count: int) -> int:
             for message in given:
                 offsets.append(ends[message.queue.number])
                 ends[message.queue.number] += 1
-            encoded = unit.encode(given, offsets, first_offset=at, synced_offset=at, epoch=1, stored_at_ms=1_700_000_000_000)
+            encoded = unit.encode(
+                rows_of(given), offsets, first_offset=at, synced_offset=at, epoch=1, stored_at_ms=1_700_000_000_000
+            )
             file.write(encoded.data)
             at += len(encoded.data)
             records += count

@@ -1,13 +1,26 @@
 """The reference engine: everything in dicts, nothing on disk. What the other engines are compared with; what demos run on."""
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate
 
 from storage.clock import Clock
 from storage.errors import InvalidRequest, OffsetBeyondEnd, OffsetExpired, StoreClosed, UnknownQueue, UnknownTopic
+from storage.formats import record as records
+from storage.formats import unit
 from storage.formats.queue_entry import tag_hash
-from storage.message import NEVER_MS, Appended, DueEntry, Durability, Message, OffsetRange, QueueId, StoredMessage
+from storage.message import (
+    NEVER_MS,
+    Appended,
+    DueEntry,
+    Durability,
+    Message,
+    OffsetRange,
+    Placed,
+    QueueId,
+    Row,
+    StoredMessage,
+)
 from storage.store import ANY_LABEL, LAST_MS, DueCounts, DuePage, Scanned, Snapshot
 
 
@@ -62,20 +75,44 @@ class MemoryMessageStore:
     async def append(
         self, messages: Sequence[Message], *, durability: Durability | None = None, from_reserve: bool = False
     ) -> list[Appended]:
+        placed = self._store(messages)
+        return [
+            Appended(message.queue, queue_offset, log_offset, placed.stored_at_ms, placed.durable)
+            for message, queue_offset, log_offset in zip(messages, placed.queue_offsets, placed.log_offsets, strict=True)
+        ]
+
+    def append_rows(
+        self,
+        rows: Sequence[Row],
+        *,
+        durability: Durability | None,
+        done: Callable[[Placed], None],
+        failed: Callable[[Exception], None],
+        from_reserve: bool = False,
+    ) -> None:
+        """RowAppends. They become messages as they do for a reader of the log."""
+        if not rows:
+            raise InvalidRequest("no messages in one append")
+        units = [unit.encode([row], [0], first_offset=0, synced_offset=0, epoch=0, stored_at_ms=0) for row in rows]
+        placed = self._store([records.to_message(records.decode(one.data)) for one in units])
+        asyncio.get_running_loop().call_soon(done, placed)
+
+    def _store(self, messages: Sequence[Message]) -> Placed:
         if self._is_closed:
             raise StoreClosed
         queues = [self._queue(message.queue) for message in messages]
         self._stored_at_ms = max(self._stored_at_ms, self._clock.wall_ms())
-        appended = []
-        for message, queue in zip(messages, queues, strict=True):
-            fields = {name: getattr(message, name) for name in message.__struct_fields__}
+        log_offsets = range(self._log_end, self._log_end + len(messages))
+        queue_offsets = []
+        for message, queue, log_offset in zip(messages, queues, log_offsets, strict=True):
+            queue_offsets.append(len(queue))
+            fields = {name: getattr(message, name) for name in Message.__struct_fields__}
             queue.append(
-                StoredMessage(**fields, queue_offset=len(queue), stored_at_ms=self._stored_at_ms, log_offset=self._log_end)
+                StoredMessage(**fields, queue_offset=len(queue), stored_at_ms=self._stored_at_ms, log_offset=log_offset)
             )
-            appended.append(Appended(message.queue, len(queue) - 1, self._log_end, self._stored_at_ms, True))
-            self._log_end += 1
+        self._log_end = log_offsets.stop
         self._wake()
-        return appended
+        return Placed(queue_offsets, log_offsets, self._stored_at_ms, durable=True)
 
     async def read(self, queue: QueueId, queue_offset: int, *, max_messages: int, max_bytes: int) -> list[StoredMessage]:
         messages = self._queue(queue)

@@ -4,7 +4,7 @@ Values only; nothing here does I/O. They are msgspec structs because a send make
 dataclass costs two to four times as much to make (docs/decisions/0003).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum, IntEnum
 from typing import NamedTuple
 from zlib import crc32
@@ -63,6 +63,20 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.system.get(ORDERING_KEY)
 
 
+Row = tuple[QueueId, bytes, bytes, int, int, int, int]
+"""A message that is ready to be appended (`storage/formats/row.py` makes rows of messages):
+
+    queue                where it goes
+    property string      its bytes as the record stores them, without padding, unit item and seal
+    body
+    tags code            the hash of its tag, for its queue entry (of a message that waits by a delay level the store works
+                         the code out, since it depends on when the message is stored)
+    born_at_ms
+    transaction          the value of TransactionBits
+    prepared_log_offset
+"""
+
+
 class StoredMessage(Message, frozen=True, kw_only=True, gc=False):
     """A message as a store gives it back."""
 
@@ -77,6 +91,15 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
     queue: QueueId
     queue_offset: int
     log_offset: int | None
+    stored_at_ms: int
+    durable: bool
+
+
+class Placed(msgspec.Struct, frozen=True, gc=False):
+    """Where the messages of one append went, in columns with one item a message, and how sure that is."""
+
+    queue_offsets: Sequence[int]
+    log_offsets: Sequence[int]
     stored_at_ms: int
     durable: bool
 

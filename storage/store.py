@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from storage.errors import CorruptRecord, OffsetBeyondEnd, RejectedError
-from storage.message import Appended, DueEntry, Durability, Message, OffsetRange, QueueId, StoredMessage
+from storage.message import Appended, DueEntry, Durability, Message, OffsetRange, Placed, QueueId, Row, StoredMessage
 
 LAST_MS = (1 << 63) - 1  # of wall milliseconds: no end
 
@@ -69,6 +69,26 @@ class MessageStore(Protocol):
 
     async def aclose(self) -> None:
         """Finish what was accepted, flush, release. Safe to call twice."""
+
+
+@runtime_checkable
+class RowAppends(Protocol):
+    """Engines that append messages whose bytes are finished."""
+
+    def append_rows(
+        self,
+        rows: Sequence[Row],
+        *,
+        durability: Durability | None,
+        done: Callable[[Placed], None],
+        failed: Callable[[Exception], None],
+        from_reserve: bool = False,
+    ) -> None:
+        """As `append` of at least one message, without a coroutine: `done` or `failed` is called later, in a turn of the loop.
+
+        What `append` raises before anything is taken is raised at once, and neither is called then: StorageFull, UnknownTopic,
+        UnknownQueue, InvalidRequest, Backpressure, StoreClosed, FlushFailed.
+        """
 
 
 @runtime_checkable

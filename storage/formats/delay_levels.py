@@ -5,6 +5,8 @@ Source: RocketMQ MessageStoreConfig.messageDelayLevel, ScheduleMessageService#co
 
 import re
 
+from storage.formats import properties
+
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 DELAY_LEVEL = "DELAY"  # the property
 
@@ -14,6 +16,15 @@ DELAYS_MS = tuple(
 )  # fmt: skip
 _UNKNOWN_LEVEL_MS = 1000
 _LEVEL = re.compile("[0-9]{1,10}")  # a Java int has no more digits
+
+
+def due_ms(own_properties: bytes, stored_at_ms: int) -> int | None:
+    """When a message of SCHEDULE_TOPIC with this property string is due; None where it has no level.
+
+    Its queue entry has that in place of the hash of its tag.
+    """
+    level = properties.decode(own_properties).get(DELAY_LEVEL)
+    return None if level is None else deliver_at_ms(level, stored_at_ms)
 
 
 def deliver_at_ms(level: str, stored_at_ms: int) -> int:

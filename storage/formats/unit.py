@@ -30,16 +30,16 @@ older record (item intact), or is it damaged (item not intact)?
 
 import struct
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 from crc32c import crc32c
 from isal.isal_zlib import crc32
 
 from storage.errors import InvalidMessage
-from storage.formats import properties
+from storage.formats import properties, queue_entry
+from storage.formats.delay_levels import SCHEDULE_TOPIC, due_ms
 from storage.formats.record import FIXED_BYTES, HOST, MAGIC_V1, MAGIC_V2, V1_TOPIC_BYTES
-from storage.message import Message
+from storage.message import Row
 
 ALIGNMENT = 8
 UNIT_ITEM_BYTES = 48
@@ -70,14 +70,19 @@ class UnitItem(NamedTuple):
 
 
 class EncodedUnit(NamedTuple):
-    """A unit, and the length of each of its records. `parts`: its bytes up to the name of the seal, not joined yet."""
+    """A unit. The lists have one item a record, but for the parts.
+
+    `parts`: its bytes up to the name of the seal, not joined yet. `places`: log offsets. `entries`: for the consume queues.
+    """
 
     parts: list[bytes]
-    record_bytes: list[int]
+    places: list[int]
+    entries: list[bytes]
+    end: int  # the log offset behind it
 
     @property
     def byte_count(self) -> int:
-        return sum(self.record_bytes)
+        return self.end - self.places[0]
 
     @property
     def data(self) -> bytes:
@@ -133,7 +138,7 @@ def _seal(crc: int) -> bytes:
 
 
 def encode(
-    messages: Sequence[Message],
+    rows: Sequence[Row],
     queue_offsets: Sequence[int],
     *,
     first_offset: int,
@@ -141,82 +146,67 @@ def encode(
     epoch: int,
     stored_at_ms: int,
 ) -> EncodedUnit:
-    """The messages as one unit that begins at `first_offset`. Every record ends on a multiple of 8.
+    """The rows, at least one, as one unit that begins at `first_offset`. Every record ends on a multiple of 8.
 
     Raises InvalidMessage when the properties of a message are longer than a record can hold.
     """
     # This loop is the price of a message in a batch (benchmarks/append.py): what is constant is packed once, what is known
     # is looked up, and no helper is called for the common shape of a message.
-    item = encode_item(UnitItem(first_offset, synced_offset, epoch, len(messages)))
+    item = encode_item(UnitItem(first_offset, synced_offset, epoch, len(rows)))
+    tails = [padding + item for padding in _PADDING]
     parts: list[bytes] = []
-    sizes: list[int] = []
+    places: list[int] = []
+    entries: list[bytes] = []
     place = first_offset
-    left = len(messages)
+    left = len(rows)
     topic = None
-    topic_field = b""
-    magic = MAGIC_V1
-    middle = b""
+    topic_field = middle = b""
+    magic, fixed_bytes = MAGIC_V1, FIXED_BYTES
+    has_levels = False
     flags = born_at_ms = prepared_offset = -1
+    lengths = _LENGTHS
     pack_head = _HEAD.pack
-    for message, queue_offset in zip(messages, queue_offsets, strict=True):
-        body = message.body
-        key = message.key
-        tag = message.tag
-        if key is None or tag is None or message.system or message.properties:
-            own = _property_string(message)
-        else:
-            own = f"UNIQ_KEY\x01{message.message_id}\x02KEYS\x01{key}\x02TAGS\x01{tag}\x02".encode()
-        queue = message.queue
-        if queue.topic is not topic:
-            topic = queue.topic
+    pack_entry = queue_entry.encode
+    for (queue, own, body, tags_code, row_born_at_ms, row_flags, row_prepared_offset), queue_offset in zip(
+        rows, queue_offsets, strict=True
+    ):
+        row_topic, queue_number = queue
+        if row_topic is not topic:
+            topic = row_topic
             magic, topic_field = _topic_field(topic)
-        if (
-            message.transaction is not flags
-            or message.born_at_ms != born_at_ms
-            or message.prepared_log_offset != prepared_offset
-        ):
-            flags = message.transaction
-            born_at_ms = message.born_at_ms
-            prepared_offset = message.prepared_log_offset
+            fixed_bytes = FIXED_BYTES - 1 + len(topic_field)
+            has_levels = topic == SCHEDULE_TOPIC
+        if row_born_at_ms is not born_at_ms or row_flags is not flags or row_prepared_offset is not prepared_offset:
+            born_at_ms, flags, prepared_offset = row_born_at_ms, row_flags, row_prepared_offset
             middle = _MIDDLE.pack(flags, born_at_ms, HOST, stored_at_ms, HOST, 0, prepared_offset)
         left -= 1
         properties_bytes = len(own) + (UNIT_ITEM_BYTES if left else UNIT_ITEM_BYTES + SEAL_BYTES)
         body_bytes = len(body)
-        size = FIXED_BYTES - 1 + len(topic_field) + body_bytes + properties_bytes
-        padding = -(place + size) & (ALIGNMENT - 1)
-        size += padding
-        properties_bytes += padding
+        size = fixed_bytes + body_bytes + properties_bytes
+        padding_bytes = -(place + size) & (ALIGNMENT - 1)
+        size += padding_bytes
+        properties_bytes += padding_bytes
         if properties_bytes > properties.MAX_PROPERTIES_BYTES:
-            raise InvalidMessage(f"the properties of message {message.message_id} take {properties_bytes} bytes")
+            message_id = properties.decode(own).get(properties.MESSAGE_ID)
+            raise InvalidMessage(f"the properties of message {message_id} take {properties_bytes} bytes")
         parts += (
             pack_head(
-                size, magic, crc32(body) & _CRC_MASK, queue.number, 0, queue_offset, place, middle, body_bytes
+                size, magic, crc32(body) & _CRC_MASK, queue_number, 0, queue_offset, place, middle, body_bytes
             ),
             body,
             topic_field,
-            _LENGTHS[properties_bytes],
+            lengths[properties_bytes],
             own,
-            _PADDING[padding],
-            item,
+            tails[padding_bytes],
         )  # fmt: skip
-        sizes.append(size)
+        if has_levels:
+            due = due_ms(own, stored_at_ms)
+            tags_code = tags_code if due is None else due
+        places.append(place)
+        entries.append(pack_entry(place, size, tags_code))
         place += size
     parts.append(SEAL_START)
-    return EncodedUnit(parts, sizes)
-
-
-def _property_string(message: Message) -> bytes:
-    items = [
-        (properties.MESSAGE_ID, message.message_id),
-        (properties.KEYS, message.key or ""),
-        (properties.TAGS, message.tag or ""),
-        *message.system.items(),
-    ]
-    own = message.properties
-    if own:
-        items += own.items()
-        items.append((properties.EMPTY, ",".join([name for name, value in own.items() if not value])))
-    return properties.encode(items)
+    return EncodedUnit(parts, places, entries, place)
 
 
 def _topic_field(topic: str) -> tuple[int, bytes]:
@@ -224,8 +214,3 @@ def _topic_field(topic: str) -> tuple[int, bytes]:
     if len(raw) <= V1_TOPIC_BYTES:
         return MAGIC_V1, struct.pack(">b", len(raw)) + raw
     return MAGIC_V2, struct.pack(">h", len(raw)) + raw
-
-
-def offsets(first_offset: int, record_bytes: Sequence[int]) -> list[int]:
-    """Where each record begins, and behind them where the unit ends."""
-    return list(accumulate(record_bytes, initial=first_offset))

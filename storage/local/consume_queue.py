@@ -4,7 +4,7 @@ New entries are kept in memory until the derive lane has written them; only entr
 so the files never say more than the log. The owner's thread owns the tables, the derive lane writes files, the read lane reads.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby
 from pathlib import PurePath
@@ -16,7 +16,7 @@ from storage.files.handles import Handles
 from storage.files.vfs import Vfs
 from storage.formats import names, queue_entry
 from storage.formats.queue_entry import ENTRY_BYTES, QueueEntry
-from storage.message import OffsetRange, QueueId
+from storage.message import OffsetRange, QueueId, Row
 
 _KEPT_IN_MEMORY = 256  # entries behind the last flush: tailing consumers never ask a file
 
@@ -121,6 +121,14 @@ class ConsumeQueues:
             return self._queues[queue]
         except KeyError:
             raise self._unknown(queue) from None
+
+    def of_rows(self, rows: Sequence[Row]) -> list[ConsumeQueue]:
+        """The queue of each row. Raises UnknownTopic, UnknownQueue."""
+        queues = self._queues
+        try:
+            return [queues[row[0]] for row in rows]
+        except KeyError as error:
+            raise self._unknown(error.args[0]) from None
 
     def count(self, topic: str) -> int:
         """How many queues the topic has; 0 where it is not known."""

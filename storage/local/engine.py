@@ -12,6 +12,7 @@ import structlog
 from storage.clock import Clock
 from storage.errors import FlushFailed, StoreClosed
 from storage.files.vfs import is_out_of_files
+from storage.formats.row import rows_of
 from storage.identifiers import Identifiers
 from storage.local import queue_ends
 from storage.local.arrivals import Arrivals
@@ -22,7 +23,7 @@ from storage.local.flusher import Flusher
 from storage.local.futures import answering, failing, in_lane, resolve, waking
 from storage.local.interval_flush import IntervalFlush
 from storage.local.key_lookup import KeyLookup
-from storage.local.log_writer import AppendCall, LogWriter
+from storage.local.log_writer import LogWriter
 from storage.local.offset_commits import OffsetCommits
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.local.preparer import Preparer
@@ -33,7 +34,7 @@ from storage.local.runner import Lane, Runner
 from storage.local.scrub import Scrub
 from storage.local.store_files import StoreFiles
 from storage.local.topic_deletion import TopicDeletions
-from storage.message import Appended, Durability, Message
+from storage.message import Durability, Message, Placed
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -81,6 +82,7 @@ class Engine:
         )
         self.writer = LogWriter(
             self._log,
+            self.queues,
             self.preparer,
             runner,
             clock,
@@ -275,13 +277,15 @@ class Engine:
     async def _append_own(self, messages: Sequence[Message]) -> None:
         """Durable on return."""
         self.queues.grow(queue_ends.QUEUE.topic, 1)
-        answer: asyncio.Future[list[Appended]] = self._loop.create_future()
-        queues = [self.queues[message.queue] for message in messages]
+        answer: asyncio.Future[Placed] = self._loop.create_future()
         done, failed = answering(answer), failing(answer)
-        self.writer.add(AppendCall(messages, queues, Durability.SYNCED, done=done, failed=failed, from_reserve=True))
-        last = (await answer)[-1]
-        if not last.durable and last.log_offset is not None:
-            await self.wait_synced(last.log_offset)
+        self.writer.add(rows_of(messages), durability=Durability.SYNCED, done=done, failed=failed, from_reserve=True)
+        await self.wait_placed(await answer)
+
+    async def wait_placed(self, placed: Placed) -> None:
+        """Return once what was appended is durable. Raises FlushFailed."""
+        if not placed.durable:
+            await self.wait_synced(placed.log_offsets[-1])
 
     async def _record_beginning(self, first_offset: int) -> None:
         """Durable on return. A failed sync is final, as each one of the checkpoint is."""

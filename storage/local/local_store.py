@@ -5,6 +5,7 @@ The event loop on which it is opened owns it; every method is called there.
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import repeat
 from pathlib import PurePath
 
 from storage.clock import Clock
@@ -20,19 +21,19 @@ from storage.errors import (
 )
 from storage.files.vfs import Vfs
 from storage.formats import unit
+from storage.formats.row import rows_of
 from storage.identifiers import Identifiers
 from storage.local.engine import Engine
 from storage.local.event_loop import EventLoopRunner
 from storage.local.futures import answering, failing, in_lane, waking
 from storage.local.key_lookup import Wanted
-from storage.local.log_writer import AppendCall
 from storage.local.options import LocalStoreOptions
 from storage.local.recovery import Progress
 from storage.local.runner import Lane, Runner
 from storage.local.running_verification import WINDOW_BYTES, RunningStoreVerification
 from storage.local.store_files import StoreFiles
 from storage.local.verify.verification import StoreVerification
-from storage.message import Appended, DueEntry, Durability, Message, OffsetRange, QueueId, StoredMessage
+from storage.message import Appended, DueEntry, Durability, Message, OffsetRange, Placed, QueueId, Row, StoredMessage
 from storage.store import (
     ANY_LABEL,
     LAST_MS,
@@ -137,17 +138,13 @@ class LocalMessageStore:
     ) -> list[Appended]:
         if not messages:
             return []
-        if self._retention.refuses_new and not from_reserve:
-            raise StorageFull
-        if len(messages) > unit.MAX_RECORDS:
-            raise InvalidRequest(f"{len(messages)} messages in one append, at most {unit.MAX_RECORDS} fit")
-        answer: asyncio.Future[list[Appended]] = self._loop.create_future()
-        queues = [self._queues[message.queue] for message in messages]
-        call = AppendCall(
-            messages, queues, durability, done=answering(answer), failed=failing(answer), from_reserve=from_reserve
-        )
-        self._writer.add(call)
-        return await answer
+        answer: asyncio.Future[Placed] = self._loop.create_future()
+        done, failed = answering(answer), failing(answer)
+        self.append_rows(rows_of(messages), durability=durability, done=done, failed=failed, from_reserve=from_reserve)
+        placed = await answer
+        queues = [message.queue for message in messages]
+        stored_at_ms, durable = repeat(placed.stored_at_ms), repeat(placed.durable)
+        return list(map(Appended, queues, placed.queue_offsets, placed.log_offsets, stored_at_ms, durable))
 
     async def read(self, queue: QueueId, queue_offset: int, *, max_messages: int, max_bytes: int) -> list[StoredMessage]:
         self._check_readable()
@@ -205,6 +202,22 @@ class LocalMessageStore:
 
     # --------------------------------------------------------------------------------------------------------- extras
 
+    def append_rows(
+        self,
+        rows: Sequence[Row],
+        *,
+        durability: Durability | None,
+        done: Callable[[Placed], None],
+        failed: Callable[[Exception], None],
+        from_reserve: bool = False,
+    ) -> None:
+        """RowAppends."""
+        if self._retention.refuses_new and not from_reserve:
+            raise StorageFull
+        if not 0 < len(rows) <= unit.MAX_RECORDS:
+            raise InvalidRequest(f"{len(rows)} messages in one append, not 1 to {unit.MAX_RECORDS}")
+        self._writer.add(rows, durability=durability, done=done, failed=failed, from_reserve=from_reserve)
+
     async def topics(self) -> Mapping[str, int]:
         """TopicListing."""
         return {topic: count for topic, count in self._queues.counts.items() if self._queues.holds_messages(topic)}
@@ -212,9 +225,9 @@ class LocalMessageStore:
     async def delete_topic(self, topic: str) -> None:
         """TopicDeletion."""
         self._check_readable()
-        answer: asyncio.Future[list[Appended]] = self._loop.create_future()
+        answer: asyncio.Future[Placed] = self._loop.create_future()
         if self._deletion.begin(topic, answering(answer), failing(answer)):
-            await self.wait_durable((await answer)[-1])
+            await self._engine.wait_placed(await answer)
 
     def deleted_queues(self) -> int:
         """TopicDeletion."""

@@ -17,87 +17,63 @@ decision that somebody has already read.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import repeat
 from typing import Literal
 
+import msgspec
 import structlog
 
 from storage.clock import Clock
 from storage.errors import Backpressure, FlushFailed, InvalidMessage, MessageTooLarge, StoreClosed
-from storage.formats import queue_entry, unit
 from storage.formats import record as records
-from storage.formats.delay_levels import DELAY_LEVEL, SCHEDULE_TOPIC, deliver_at_ms
+from storage.formats import unit
 from storage.local.commit_log import CommitLog
-from storage.local.consume_queue import ConsumeQueue
+from storage.local.consume_queue import ConsumeQueue, ConsumeQueues
 from storage.local.flusher import Flusher
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.local.preparer import Preparer
 from storage.local.runner import Runner
-from storage.message import Appended, Durability, Message
+from storage.message import Durability, Placed, Row
 
 _AHEAD_TOLD_MS = 60_000
 _AT_ONCE_BYTES = 1 << 20  # of a unit are stored in one turn of the loop: a millisecond
-_FIXED_COST_BYTES = 512  # what a message costs while it waits, beside its body
+_FIXED_COST_BYTES = 512  # what a row costs while it waits, beside its body
 
 log = structlog.get_logger()
 
 
-class AppendCall:
-    """One call of `append`: all its messages go into one unit."""
+class _Call(msgspec.Struct):
+    """One call of `add`: all its rows go into one unit."""
 
-    __slots__ = ("added_ms", "cost_bytes", "done", "durability", "failed", "from_reserve", "messages", "queues")
-
-    def __init__(
-        self,
-        messages: Sequence[Message],
-        queues: list[ConsumeQueue],
-        durability: Durability | None,
-        *,
-        done: Callable[[list[Appended]], None],
-        failed: Callable[[Exception], None],
-        from_reserve: bool = False,
-    ) -> None:
-        """`queues` are those of the messages, one for each."""
-        self.messages = messages
-        self.queues = queues
-        self.durability = durability
-        self.from_reserve = from_reserve
-        self.done = done
-        self.failed = failed
-        self.added_ms = 0  # when the writer took it, on the monotonic clock
-        self.cost_bytes = sum([len(message.body) for message in messages]) + _FIXED_COST_BYTES * len(messages)
+    rows: Sequence[Row]
+    queues: list[ConsumeQueue]  # of the rows, one for each
+    durability: Durability | None
+    done: Callable[[Placed], None]
+    failed: Callable[[Exception], None]
+    from_reserve: bool
+    cost_bytes: int
+    added_ms: int  # on the monotonic clock
 
 
 class _Unit:
-    """A unit that is written and not yet visible. The lists have one item a message."""
+    """A unit that is written and not yet visible. The lists have one item a row."""
 
     __slots__ = ("end", "entries", "must_sync", "places", "queue_offsets", "queues", "stored_at_ms", "waiting")
 
     def __init__(
-        self,
-        queues: list[ConsumeQueue],
-        queue_offsets: list[int],
-        places: list[int],
-        end: int,
-        stored_at_ms: int,
+        self, queues: Sequence[ConsumeQueue], queue_offsets: list[int], encoded: unit.EncodedUnit, stored_at_ms: int
     ) -> None:
         self.queues = queues
         self.queue_offsets = queue_offsets
-        self.places = places
-        self.end = end
+        self.places = encoded.places
+        self.entries = encoded.entries
+        self.end = encoded.end
         self.stored_at_ms = stored_at_ms
         self.must_sync = False
-        self.entries: list[bytes] = []
-        self.waiting: list[tuple[AppendCall, int]] = []  # calls not yet answered, and where their messages begin in the lists
+        self.waiting: list[tuple[_Call, int]] = []  # calls not yet answered, and where their rows begin in the lists
 
-    def appended(self, call: AppendCall, at: int, *, durable: bool) -> list[Appended]:
-        until = at + len(call.messages)
-        ids = [queue.id for queue in call.queues]
-        return list(
-            map(
-                Appended, ids, self.queue_offsets[at:until], self.places[at:until], repeat(self.stored_at_ms), repeat(durable)
-            )
-        )  # fmt: skip
+    def placed(self, call: _Call, at: int, *, durable: bool) -> Placed:
+        until = at + len(call.rows)
+        return Placed(self.queue_offsets[at:until], self.places[at:until], self.stored_at_ms, durable)
 
 
 class _Storing:
@@ -105,7 +81,7 @@ class _Storing:
 
     __slots__ = ("at", "calls", "pieces", "written")
 
-    def __init__(self, pieces: Iterator[bytes], at: int, written: _Unit, calls: list[AppendCall]) -> None:
+    def __init__(self, pieces: Iterator[bytes], at: int, written: _Unit, calls: list[_Call]) -> None:
         """`at`: the log offset of the next piece. `written`: the unit as it is when all of it is stored."""
         self.pieces = pieces
         self.at = at
@@ -117,6 +93,7 @@ class LogWriter:
     def __init__(
         self,
         log: CommitLog,
+        queues: ConsumeQueues,
         preparer: Preparer,
         runner: Runner,
         clock: Clock,
@@ -128,6 +105,7 @@ class LogWriter:
     ) -> None:
         """`on_visible` is told the queues that have new messages, each once."""
         self._log = log
+        self._queues = queues
         self._preparer = preparer
         self._runner = runner
         self._clock = clock
@@ -139,11 +117,12 @@ class LogWriter:
         self.visible_stored_at_ms = last_stored_at_ms
         self._stored_at_ms = last_stored_at_ms
         self._is_ahead = False  # of the clock, by so much that it is told
-        self._calls: deque[AppendCall] = deque()
+        self._calls: deque[_Call] = deque()
         self._units: deque[_Unit] = deque()
         self._storing: _Storing | None = None
         self._queued_bytes = 0
         self._is_scheduled = False
+        self._turn_ms = 0  # when the first call of this turn was taken, on the monotonic clock
         self._sync_timer_runs = False
         self._closed: StoreClosed | FlushFailed | None = None
 
@@ -186,21 +165,34 @@ class LogWriter:
 
     # -------------------------------------------------------------------------------------------------------- appending
 
-    def add(self, call: AppendCall) -> None:
-        """Take the call; it is written in this turn. Raises StoreClosed, FlushFailed, Backpressure: nothing was taken."""
+    def add(
+        self,
+        rows: Sequence[Row],
+        *,
+        durability: Durability | None,
+        done: Callable[[Placed], None],
+        failed: Callable[[Exception], None],
+        from_reserve: bool = False,
+    ) -> None:
+        """Take rows, at least one, as one call; it is written in this turn.
+
+        Raises UnknownTopic, UnknownQueue, StoreClosed, FlushFailed, Backpressure: nothing was taken.
+        """
+        queues = self._queues.of_rows(rows)
         if self._closed is not None:
             raise type(self._closed)(self._closed.detail)
         limit_bytes = self._options.max_queued_bytes
-        if call.from_reserve:
+        if from_reserve:
             limit_bytes += self._options.reserved_queue_bytes
-        if self._queued_bytes + call.cost_bytes > limit_bytes and self._queued_bytes:
+        cost_bytes = sum([len(row[2]) for row in rows]) + _FIXED_COST_BYTES * len(rows)
+        if self._queued_bytes + cost_bytes > limit_bytes and self._queued_bytes:
             raise Backpressure(f"{self._queued_bytes} bytes wait to be written, the limit is {limit_bytes}")
-        self._queued_bytes += call.cost_bytes
-        call.added_ms = self._clock.monotonic_ms()
-        self._calls.append(call)
+        self._queued_bytes += cost_bytes
         if not self._is_scheduled:
             self._is_scheduled = True
+            self._turn_ms = self._clock.monotonic_ms()  # asked once for all calls of the turn
             self._runner.soon(self._turn)
+        self._calls.append(_Call(rows, queues, durability, done, failed, from_reserve, cost_bytes, self._turn_ms))
 
     def close(self, reason: StoreClosed) -> None:
         """Take nothing more; what was taken is still written and answered."""
@@ -253,32 +245,31 @@ class LogWriter:
             return False  # it may never come back: who waits is written, to be answered as buffered
         return all(call.durability is not Durability.BUFFERED for call in self._calls)
 
-    def _take(self) -> list[AppendCall]:
+    def _take(self) -> list[_Call]:
         """The next calls, as many as one unit may hold, at least one."""
         calls = [self._calls.popleft()]
-        cost_bytes, count = calls[0].cost_bytes, len(calls[0].messages)
+        cost_bytes, count = calls[0].cost_bytes, len(calls[0].rows)
         while self._calls:
             call = self._calls[0]
             cost_bytes += call.cost_bytes
-            count += len(call.messages)
+            count += len(call.rows)
             if cost_bytes > self._options.max_unit_bytes or count > unit.MAX_RECORDS:
                 break
             calls.append(self._calls.popleft())
         return calls
 
-    def _write(self, calls: list[AppendCall]) -> bool:
+    def _write(self, calls: list[_Call]) -> bool:
         """Write the calls as one unit, or as one each where that does not fit. False: no space yet, nothing is written."""
-        first = calls[0]
-        messages, queues = first.messages, first.queues
+        rows, queues = calls[0].rows, calls[0].queues
         if len(calls) > 1:
-            messages = [message for call in calls for message in call.messages]
+            rows = [row for call in calls for row in call.rows]
             queues = [queue for call in calls for queue in call.queues]
         begin = self.written_end
         now_ms = self._next_stored_at_ms()
         queue_offsets = _assign(queues)
         try:
             encoded = unit.encode(
-                messages,
+                rows,
                 queue_offsets,
                 first_offset=begin,
                 synced_offset=self.flusher.durable_end,
@@ -294,17 +285,11 @@ class LogWriter:
             _take_back(queues)
             if len(calls) > 1:
                 return self._write_each(calls)
-            return self._write_in_next_segment(first, encoded.byte_count, segment_end)
+            return self._write_in_next_segment(calls[0], encoded.byte_count, segment_end)
         if needed_end > self._preparer.room_end and not self._may_go_to(needed_end, calls):
             _take_back(queues)
             return self._wait_for_space(calls, needed_end)
-        places = unit.offsets(begin, encoded.record_bytes)
-        written = _Unit(queues, queue_offsets, places, places.pop(), now_ms)
-        hashes = list(map(queue_entry.tag_hash, [message.tag for message in messages]))
-        # Asked of each queue and not of each message: this is the path of every send.
-        if any(queue.id.topic == SCHEDULE_TOPIC for queue in dict.fromkeys(queues)):
-            hashes = [_tags_code(message, now_ms) for message in messages]
-        written.entries = list(map(queue_entry.encode, places, encoded.record_bytes, hashes))
+        written = _Unit(queues, queue_offsets, encoded, now_ms)
         if encoded.byte_count <= _AT_ONCE_BYTES:
             self._log.segments.store(begin, encoded.data)
             self._written(written, calls)
@@ -340,7 +325,7 @@ class LogWriter:
                 log.info("clock_caught_up_with_log")
         return max(self._stored_at_ms, wall_ms)
 
-    def _write_each(self, calls: list[AppendCall]) -> bool:
+    def _write_each(self, calls: list[_Call]) -> bool:
         """Each call as a unit of its own."""
         for index, call in enumerate(calls):
             if self._storing is not None or not self._write([call]):
@@ -348,7 +333,7 @@ class LogWriter:
                 return False
         return True
 
-    def _write_in_next_segment(self, call: AppendCall, unit_bytes: int, segment_end: int) -> bool:
+    def _write_in_next_segment(self, call: _Call, unit_bytes: int, segment_end: int) -> bool:
         """Close this segment with an end-of-file record and write into the next."""
         begin = self.written_end
         capacity = self._options.segment_bytes - records.END_OF_FILE_BYTES
@@ -363,12 +348,12 @@ class LogWriter:
         self._preparer.advance(segment_end)
         return self._write([call])
 
-    def _may_go_to(self, end: int, calls: list[AppendCall]) -> bool:
+    def _may_go_to(self, end: int, calls: list[_Call]) -> bool:
         """Is there room for the calls, in front of the reserve or, where it is for all of them, in it?"""
         is_reserved = all(call.from_reserve for call in calls)
         return end <= (self._preparer.prepared_end if is_reserved else self._preparer.room_end)
 
-    def _wait_for_space(self, calls: list[AppendCall], end: int) -> bool:
+    def _wait_for_space(self, calls: list[_Call], end: int) -> bool:
         """False: the calls wait for the preparer. True: the disk is full; they are refused, or written in the reserve."""
         self._preparer.require(end)
         if not self._preparer.is_full:
@@ -380,7 +365,7 @@ class LogWriter:
         calls[:] = reserved
         return not calls or self._write(calls)
 
-    def _written(self, written: _Unit, calls: list[AppendCall]) -> None:
+    def _written(self, written: _Unit, calls: list[_Call]) -> None:
         """The unit is in the page cache: answer whom that is enough for, and see to it that the others follow."""
         self._log.written_end = written.end
         self._stored_at_ms = written.stored_at_ms
@@ -392,10 +377,10 @@ class LogWriter:
             if call.durability is Durability.SYNCED:
                 written.must_sync = True
             if call.durability is Durability.BUFFERED and cache_is_enough:
-                self._answer(call, written.appended(call, at, durable=False))
+                self._answer(call, written.placed(call, at, durable=False))
             else:
                 written.waiting.append((call, at))
-            at += len(call.messages)
+            at += len(call.rows)
         self._units.append(written)
         unflushed = written.end - self.flusher.durable_end
         if written.must_sync or not cache_is_enough or unflushed >= self._options.flush_max_bytes:
@@ -422,7 +407,7 @@ class LogWriter:
         for visible in seen:
             self._on_visible(dict.fromkeys(visible.queues))
             for call, at in visible.waiting:
-                self._answer(call, visible.appended(call, at, durable=visible.end <= durable_end))
+                self._answer(call, visible.placed(call, at, durable=visible.end <= durable_end))
 
     def _watch_sync(self) -> None:
         """See to it that no append waits for a sync longer than the limit, counted from when it was taken."""
@@ -445,30 +430,23 @@ class LogWriter:
             overdue = [(call, at) for call, at in written.waiting if call.added_ms <= limit_ms]
             written.waiting = [(call, at) for call, at in written.waiting if call.added_ms > limit_ms]
             for call, at in overdue:
-                self._answer(call, written.appended(call, at, durable=False))
+                self._answer(call, written.placed(call, at, durable=False))
             self.flusher.times.note_answered_before(len(overdue))
         self._watch_sync()
 
-    def _answer(self, call: AppendCall, appended: list[Appended]) -> None:
+    def _answer(self, call: _Call, placed: Placed) -> None:
         self._queued_bytes -= call.cost_bytes
-        call.done(appended)
+        call.done(placed)
 
-    def _refuse(self, calls: list[AppendCall], error: Exception) -> Literal[True]:
+    def _refuse(self, calls: list[_Call], error: Exception) -> Literal[True]:
         for call in calls:
             self._queued_bytes -= call.cost_bytes
             call.failed(error)
         return True
 
 
-def _tags_code(message: Message, stored_at_ms: int) -> int:
-    """What a queue entry says of the message: of one that a level delays when it is due, as a broker does, else its tag."""
-    if message.queue.topic == SCHEDULE_TOPIC and DELAY_LEVEL in message.system:
-        return deliver_at_ms(message.system[DELAY_LEVEL], stored_at_ms)
-    return queue_entry.tag_hash(message.tag)
-
-
 def _assign(queues: list[ConsumeQueue]) -> list[int]:
-    """The next offset of each message's queue."""
+    """The next offset of each row's queue."""
     queue_offsets = []
     for queue in queues:
         queue_offset = queue.next_offset

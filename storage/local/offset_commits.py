@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import Callable
 
 from storage.clock import Clock
+from storage.formats.row import rows_of
 from storage.identifiers import Identifiers
 from storage.local import group_offsets
 from storage.local.consume_queue import ConsumeQueues
 from storage.local.futures import failing, resolve
 from storage.local.group_offsets import GroupOffsets
-from storage.local.log_writer import AppendCall, LogWriter
-from storage.message import Appended, Durability, Message, QueueId
+from storage.local.log_writer import LogWriter
+from storage.message import Durability, Message, Placed, QueueId
 
 _TOGETHER = 1_000  # offsets that are put back at once
 
@@ -55,12 +56,12 @@ class OffsetCommits:
         """Append a message of the offset topic; `apply` gets its place once it can be read."""
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def done(appended: list[Appended]) -> None:
-            apply(appended[0].queue_offset)
+        def done(placed: Placed) -> None:
+            apply(placed.queue_offsets[0])
             resolve(answer, None)
 
-        queues, failed = [self._queues[group_offsets.QUEUE]], failing(answer)
-        self._writer.add(AppendCall([message], queues, Durability.SYNCED, done=done, failed=failed, from_reserve=True))
+        rows, failed = rows_of([message]), failing(answer)
+        self._writer.add(rows, durability=Durability.SYNCED, done=done, failed=failed, from_reserve=True)
         return answer
 
     async def put_back(self, below: int) -> None:

@@ -3,9 +3,9 @@
 from functools import lru_cache
 
 from storage.errors import CorruptRecord
-from storage.formats import lost_note, names, properties, queue_entry
+from storage.formats import lost_note, names, queue_entry
 from storage.formats import record as records
-from storage.formats.delay_levels import DELAY_LEVEL, SCHEDULE_TOPIC, deliver_at_ms
+from storage.formats.delay_levels import SCHEDULE_TOPIC, due_ms
 from storage.formats.scan import Scan
 from storage.local import queue_ends
 from storage.local.consume_queue import ConsumeQueue, ConsumeQueues, QueueFiles
@@ -91,9 +91,9 @@ class Replay:
 def tags_code(topic: bytes, own: bytes, stored_at_ms: int) -> int:
     """The third field of a queue entry: the hash of the tag, or the time of delivery where a message waits by delay level."""
     if topic == _SCHEDULE_TOPIC:
-        level = properties.decode(own).get(DELAY_LEVEL)
-        if level is not None:
-            return deliver_at_ms(level, stored_at_ms)
+        due = due_ms(own, stored_at_ms)
+        if due is not None:
+            return due
     # The last one counts, as in a decoded property map.
     found = own.rfind(_TAG_ITEM)
     begin = found + len(_TAG_ITEM)

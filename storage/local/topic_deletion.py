@@ -3,14 +3,15 @@
 from collections.abc import Callable
 
 from storage.clock import Clock
+from storage.formats.row import rows_of
 from storage.identifiers import Identifiers
 from storage.local import group_offsets, queue_ends
 from storage.local.arrivals import Arrivals
 from storage.local.consume_queue import ConsumeQueues
 from storage.local.group_offsets import GroupOffsets
-from storage.local.log_writer import AppendCall, LogWriter
+from storage.local.log_writer import LogWriter
 from storage.local.retention import Retention
-from storage.message import Appended, Durability
+from storage.message import Durability, Placed
 
 
 class TopicDeletions:
@@ -34,8 +35,8 @@ class TopicDeletions:
         self._clock = clock
         self._identifiers = identifiers
 
-    def begin(self, topic: str, done: Callable[[list[Appended]], None], failed: Callable[[Exception], None]) -> bool:
-        """Delete the topic; False where it does not exist. `done` gets its last events, which may not be durable yet."""
+    def begin(self, topic: str, done: Callable[[Placed], None], failed: Callable[[Exception], None]) -> bool:
+        """Delete the topic; False where it does not exist. `done` gets where its events are, which may not be durable yet."""
         # From here on nothing is taken for it; what was taken before is written in front of its deletion.
         queues = self._queues.close(topic)
         if not queues:
@@ -48,21 +49,21 @@ class TopicDeletions:
         ]
         self._queues.grow(queue_ends.QUEUE.topic, 1)
 
-        def deleted(appended: list[Appended]) -> None:
+        def deleted(placed: Placed) -> None:
             self._queues.delete(topic)
             self._offsets.drop(topic)
             self._retention.topic_deleted(topic)
             self._arrivals.notify(queues)
-            done(appended)
+            done(placed)
 
         def not_deleted(error: Exception) -> None:
             self._queues.reopen(topic)
             failed(error)
 
-        written_to = [self._queues[message.queue] for message in messages]
-        call = AppendCall(messages, written_to, Durability.SYNCED, done=deleted, failed=not_deleted, from_reserve=True)
         try:
-            self._writer.add(call)
+            self._writer.add(
+                rows_of(messages), durability=Durability.SYNCED, done=deleted, failed=not_deleted, from_reserve=True
+            )
         except Exception:
             self._queues.reopen(topic)
             raise

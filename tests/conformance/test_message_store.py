@@ -6,8 +6,19 @@ import pytest
 
 from storage.errors import InvalidRequest, OffsetBeyondEnd, OffsetExpired, StoreClosed, UnknownQueue, UnknownTopic
 from storage.formats.queue_entry import tag_hash
-from storage.message import Durability, OffsetRange, QueueId, TransactionBits
-from storage.store import KeyLookup, Snapshot, Snapshots, SyncedPosition, TagCodes, TopicDeletion, TopicListing, find_message
+from storage.formats.row import rows_of
+from storage.message import Durability, OffsetRange, Placed, QueueId, Row, TransactionBits
+from storage.store import (
+    KeyLookup,
+    RowAppends,
+    Snapshot,
+    Snapshots,
+    SyncedPosition,
+    TagCodes,
+    TopicDeletion,
+    TopicListing,
+    find_message,
+)
 from tests.support.builders import message, messages
 
 FIRST = QueueId("orders", 0)
@@ -39,6 +50,51 @@ async def test_what_was_appended_is_read_with_every_field(store):
         appended.stored_at_ms,
     )
     assert found.log_offset == appended.log_offset
+
+
+async def append_rows(store: RowAppends, rows: list[Row], *, durability: Durability | None = None) -> Placed:
+    answer = asyncio.get_running_loop().create_future()
+    store.append_rows(rows, durability=durability, done=answer.set_result, failed=answer.set_exception)
+    assert not answer.done()
+    return await answer
+
+
+@pytest.mark.parametrize("durability", [None, *Durability])
+async def test_messages_appended_as_rows_are_stored_as_messages_are(store, durability):
+    given = [
+        message(b"1", message_id="m1", key="k", tag="t", queue=SECOND),
+        message(b"", message_id="m2", properties={"own": "väl", "empty": ""}, system={"__SHARDINGKEY": "customer"}),
+        message(b"3", message_id="m3", key="a b", transaction=TransactionBits.COMMIT, prepared_log_offset=8, queue=SECOND),
+    ]
+    expected = await store.append(given)
+
+    placed = await append_rows(store, rows_of(given), durability=durability)
+    await store.flush()
+
+    assert list(placed.queue_offsets) == [2, 1, 3]
+    assert placed.stored_at_ms >= expected[0].stored_at_ms
+    found = [*await store.read(FIRST, 0, **EVERYTHING), *await store.read(SECOND, 0, **EVERYTHING)]
+    by_place = {one.log_offset: one for one in found}
+    for one, before, log_offset in zip(given, expected, placed.log_offsets, strict=True):
+        first, second = by_place[before.log_offset], by_place[log_offset]
+        for field in one.__struct_fields__:
+            assert getattr(second, field) == getattr(first, field) == getattr(one, field), field
+        assert second.stored_at_ms == placed.stored_at_ms
+
+
+async def test_rows_that_are_refused_raise_at_once_and_store_nothing(store):
+    good, unknown = rows_of([message(), message(queue=QueueId("orders", 2))])
+    with pytest.raises(UnknownQueue):
+        await append_rows(store, [good, unknown])
+    with pytest.raises(UnknownTopic):
+        await append_rows(store, rows_of([message(queue=QueueId("nothing", 0))]))
+    with pytest.raises(InvalidRequest):
+        await append_rows(store, [])
+    assert await store.offsets(FIRST) == OffsetRange(0, 0)
+
+    await store.aclose()
+    with pytest.raises(StoreClosed):
+        await append_rows(store, [good])
 
 
 async def test_offsets_of_each_queue_rise_by_one_in_the_order_given(store):

@@ -1,6 +1,7 @@
 """Every bit of a record of each kind, turned over: which flips does the reader not notice?"""
 
 from storage.formats import scan, unit
+from storage.formats.row import rows_of
 from storage.message import Message, QueueId, TransactionBits
 from tests.support.builders import message, messages
 from txn import half_message
@@ -28,7 +29,9 @@ def records_of_each_kind() -> dict[str, list[Message]]:
 
 def undetected_flips(given: list[Message]) -> list[tuple[int, int]]:
     """(byte, bit) of every flip in the unit after which it is still taken for whole."""
-    encoded = unit.encode(given, range(len(given)), first_offset=0, synced_offset=0, epoch=1, stored_at_ms=1_700_000_000_000)
+    encoded = unit.encode(
+        rows_of(given), range(len(given)), first_offset=0, synced_offset=0, epoch=1, stored_at_ms=1_700_000_000_000
+    )
     raw = bytearray(encoded.data + bytes(64))
     undetected = []
     for at in range(len(encoded.data)):

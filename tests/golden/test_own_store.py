@@ -23,6 +23,7 @@ from storage.files.vfs import OsVfs
 from storage.formats import check_pass, checkpoint, names, scan, unit
 from storage.formats import record as records
 from storage.formats.record import Record
+from storage.formats.row import rows_of
 from storage.identifiers import Identifiers
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
@@ -102,7 +103,7 @@ def test_the_same_messages_are_encoded_to_the_same_bytes(name, store_path):
     for first_offset, rows in given.items():
         item, raw = bytes_of[first_offset]
         made = unit.encode(
-            [message_of(row) for row in rows],
+            rows_of([message_of(row) for row in rows]),
             [row["queue_offset"] for row in rows],
             first_offset=first_offset,
             synced_offset=item.synced_offset,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from storage.formats import unit
+from storage.formats.row import rows_of
 from storage.message import Message, QueueId
 
 ORDERS = QueueId("orders", 0)
@@ -25,7 +26,7 @@ def encoded(
     """One unit; queue offsets count up from the first one."""
     queue_offsets = range(first_queue_offset, first_queue_offset + len(given))
     return unit.encode(
-        given,
+        rows_of(given),
         queue_offsets,
         first_offset=first_offset,
         synced_offset=synced_offset,

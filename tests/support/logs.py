@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from storage.formats import properties, scan, unit
+from storage.formats import properties, queue_entry, scan
 from storage.formats import record as records
 from storage.formats.record import Record
 from storage.formats.scan import Halt, Scan, Unit
@@ -85,8 +85,8 @@ class Log:
         """One unit of ours."""
         of_unit = messages(given) if isinstance(given, int) else given
         made = encoded(of_unit, first_offset=self.end, synced_offset=synced_offset, epoch=epoch)
-        self.places += unit.offsets(self.end, made.record_bytes)[:-1]
-        self.sizes += made.record_bytes
+        self.places += made.places
+        self.sizes += [queue_entry.decode(entry).record_bytes for entry in made.entries]
         return self._add(made.data)
 
     def brokers(self, *bodies: bytes, **fields) -> "Log":

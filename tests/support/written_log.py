@@ -8,6 +8,7 @@ from typing import BinaryIO
 from storage.formats import checkpoint, names, unit
 from storage.formats import record as records
 from storage.formats.checkpoint import Fields, Slot
+from storage.formats.row import rows_of
 from storage.message import Message, QueueId, StoredMessage
 from txn import half_message
 from txn.checkback_plan import CheckbackPolicy
@@ -47,14 +48,13 @@ class WrittenLog:
         if self._file is None:
             self._file = (self.folder / names.file_name(self._base)).open("wb", buffering=1 << 20)
         self._file.write(made.data)
-        places = unit.offsets(self.end, made.record_bytes)
-        self.end = places.pop()
+        self.end = made.end
         self.borders.append(self.end)
         self.stored_ms = self.now_ms
         self.now_ms += 1
         return [
             stored(message, queue_offset=queue_offset, stored_at_ms=self.now_ms - 1, log_offset=place)
-            for message, queue_offset, place in zip(messages, queue_offsets, places, strict=True)
+            for message, queue_offset, place in zip(messages, queue_offsets, made.places, strict=True)
         ]
 
     def close(self, *, is_clean: bool = True) -> Path:
@@ -65,7 +65,7 @@ class WrittenLog:
 
     def _encode(self, messages: Sequence[Message], queue_offsets: Sequence[int]) -> unit.EncodedUnit:
         return unit.encode(
-            messages, queue_offsets, first_offset=self.end, synced_offset=self.end, epoch=1, stored_at_ms=self.now_ms
+            rows_of(messages), queue_offsets, first_offset=self.end, synced_offset=self.end, epoch=1, stored_at_ms=self.now_ms
         )
 
     def _roll(self) -> None:

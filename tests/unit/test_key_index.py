@@ -65,11 +65,9 @@ class Log:
     def add(self, *keys: str, **fields) -> None:
         given_ = [message(message_id=f"id-{len(self.borders)}-{n}", key=key or None, **fields) for n, key in enumerate(keys)]
         unit = encoded(given_, first_offset=len(self.data))
-        at = len(self.data)
-        for one, length in zip(given_, unit.record_bytes, strict=True):
+        for one, place in zip(given_, unit.places, strict=True):
             for key in (one.message_id, *(one.key or "").split()):
-                self.offsets[key].insert(0, at)
-            at += length
+                self.offsets[key].insert(0, place)
         self.data += unit.data
         self.borders.append(len(self.data))
 

@@ -23,6 +23,7 @@ from storage.files.simulated import SimulatedDisk
 from storage.formats import record as records
 from storage.formats import scan, unit
 from storage.formats.names import file_name
+from storage.formats.row import rows_of
 from storage.local import replay
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import FlushPolicy, LocalStoreOptions
@@ -158,7 +159,7 @@ def test_an_append_that_no_segment_holds_is_refused_and_the_others_of_its_turn_a
 def test_the_largest_append_that_a_segment_holds_is_stored():
     async def main(world):
         store = await open_with_orders(world, options())
-        spare = len(unit.encode([message(b"")], [0], first_offset=0, synced_offset=0, epoch=1, stored_at_ms=0).data)
+        spare = len(unit.encode(rows_of([message(b"")]), [0], first_offset=0, synced_offset=0, epoch=1, stored_at_ms=0).data)
         largest = 16_384 - records.END_OF_FILE_BYTES - spare
         largest -= largest % 8
         await store.append([message(b"x" * largest)])

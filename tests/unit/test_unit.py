@@ -1,13 +1,15 @@
 """The append unit: its two items against hand-made bytes, and what RocketMQ finds in the records of one."""
 
-from itertools import pairwise
+from itertools import accumulate
 
 import pytest
 from crc32c import crc32c
 
 from storage.errors import InvalidMessage
-from storage.formats import properties, unit
+from storage.formats import properties, queue_entry, unit
 from storage.formats import record as records
+from storage.formats.delay_levels import DELAY_LEVEL, SCHEDULE_TOPIC
+from storage.formats.row import rows_of
 from storage.formats.unit import SEAL_BYTES, UNIT_ITEM_BYTES, UnitItem
 from storage.message import ORDERING_KEY, Message, QueueId, TransactionBits
 from tests.support.builders import encoded, message, messages
@@ -20,8 +22,8 @@ FIRST_OFFSET = 4096
 
 def split(made: unit.EncodedUnit) -> list[bytes]:
     """The bytes of each record."""
-    places = unit.offsets(0, made.record_bytes)
-    return [made.data[begin:end] for begin, end in pairwise(places)]
+    ends = [*made.places[1:], made.end]
+    return [made.data[begin - made.places[0] : end - made.places[0]] for begin, end in zip(made.places, ends, strict=True)]
 
 
 def decoded(given: list[Message], **where) -> list[records.Record]:
@@ -110,7 +112,9 @@ def test_a_unit_of_one_message_byte_by_byte():
         prepared_log_offset=3840,
     )
 
-    made = unit.encode([given], [5], first_offset=4096, synced_offset=0xABC, epoch=0x2A, stored_at_ms=1_700_000_000_001)
+    made = unit.encode(
+        rows_of([given]), [5], first_offset=4096, synced_offset=0xABC, epoch=0x2A, stored_at_ms=1_700_000_000_001
+    )
 
     own = b"UNIQ_KEY\x01msg_1\x02KEYS\x01k\x02TAGS\x01t\x02color\x01red\x02"
     digits = b"000000001000" + b"000000000abc" + b"0000002a" + b"0001"
@@ -135,7 +139,9 @@ def test_a_unit_of_one_message_byte_by_byte():
         ]
     )
     assert made.data == expected + b"%08x\x02" % crc32c(expected)
-    assert made.record_bytes == [size]
+    assert made.places == [4096]
+    assert made.end == 4096 + size
+    assert made.entries == [queue_entry.encode(4096, size, queue_entry.tag_hash("t"))]
 
 
 def test_every_record_of_a_unit_carries_the_same_item_and_the_last_the_seal():
@@ -153,13 +159,30 @@ def test_the_records_say_where_they_lie_and_which_of_their_queue_they_are():
     made = decoded(messages(4), first_offset=FIRST_OFFSET, first_queue_offset=50)
 
     sizes = [len(records.encode(record)) for record in made]
-    assert [record.physical_offset for record in made] == unit.offsets(FIRST_OFFSET, sizes)[:-1]
+    assert [record.physical_offset for record in made] == list(accumulate(sizes[:-1], initial=FIRST_OFFSET))
     assert [record.queue_offset for record in made] == [50, 51, 52, 53]
     assert [record.body_crc for record in made] == [records.body_crc(record.body) for record in made]
 
 
-def test_the_places_of_the_records_and_the_end_of_the_unit():
-    assert unit.offsets(1000, [96, 104, 200]) == [1000, 1096, 1200, 1400]
+def test_the_queue_entries_of_a_unit_say_where_its_records_are_and_the_hashes_of_their_tags():
+    given = [message(b"1", tag="t"), message(b"22"), message(b"333", key="k", tag="another")]
+
+    made = encoded(given, first_offset=FIRST_OFFSET)
+
+    sizes = list(map(len, split(made)))
+    codes = [queue_entry.tag_hash("t"), 0, queue_entry.tag_hash("another")]
+    assert list(map(queue_entry.decode, made.entries)) == list(zip(made.places, sizes, codes, strict=True))
+    assert (made.places, made.end) == ([FIRST_OFFSET, FIRST_OFFSET + sizes[0], made.end - sizes[2]], FIRST_OFFSET + sum(sizes))
+
+
+def test_the_queue_entry_of_a_message_of_a_delay_level_says_when_it_is_due_and_not_its_tag():
+    queue = QueueId(SCHEDULE_TOPIC, 2)
+    given = [message(tag="t", system={DELAY_LEVEL: "3"}, queue=queue), message(tag="t", queue=queue), message(tag="t")]
+
+    made = encoded(given)
+
+    codes = [queue_entry.decode(entry).tag_hash for entry in made.entries]
+    assert codes == [1_700_000_000_123 + 10_000, queue_entry.tag_hash("t"), queue_entry.tag_hash("t")]
 
 
 @pytest.mark.parametrize("first_offset", range(4096, 4104))
@@ -168,9 +191,8 @@ def test_every_record_ends_on_a_word_border_wherever_the_unit_begins_and_however
         given = [message(b"x" * length), message(b"y" * (length // 2), tag="t"), message(b"z", properties={"n": "v" * length})]
         made = encoded(given, first_offset=first_offset)
 
-        ends = unit.offsets(first_offset, made.record_bytes)[1:]
-        assert [end % 8 for end in ends] == [0, 0, 0]
-        assert sum(made.record_bytes) == len(made.data)
+        assert [end % 8 for end in (*made.places[1:], made.end)] == [0, 0, 0]
+        assert made.byte_count == len(made.data)
         assert [len(raw) for raw in split(made)] == [records.start(raw)[0] for raw in split(made)]
 
 
@@ -282,4 +304,4 @@ def test_a_refused_message_refuses_its_unit():
 
 def test_each_message_has_its_queue_offset():
     with pytest.raises(ValueError, match="zip"):
-        unit.encode(messages(2), [1], first_offset=0, synced_offset=0, epoch=1, stored_at_ms=1)
+        unit.encode(rows_of(messages(2)), [1], first_offset=0, synced_offset=0, epoch=1, stored_at_ms=1)
