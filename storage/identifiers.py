@@ -17,6 +17,9 @@ __all__ = ["Identifiers", "Random", "SystemRandom"]
 
 ID_BYTES = 18
 ID_CHARACTERS = 24
+_TIME_BYTES = 6
+_RANDOM_BYTES = ID_BYTES - _TIME_BYTES
+_RANDOM_CHARACTERS = _RANDOM_BYTES * ID_CHARACTERS // ID_BYTES
 
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _SORTED = b"-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
@@ -37,11 +40,14 @@ class Identifiers:
 
     def many(self, prefix: str, count: int) -> list[str]:
         """`count` ids of one moment; one call to the random source serves them all."""
-        moment = self._clock.wall_ms().to_bytes(6, "big")
-        noise = self._randomness.randbytes(12 * count)
-        raw = b"".join([moment + noise[at : at + 12] for at in range(0, 12 * count, 12)])
-        text = binascii.b2a_base64(raw, newline=False).translate(_TO_SORTED).decode("ascii")
-        return [f"{prefix}_{text[at : at + ID_CHARACTERS]}" for at in range(0, ID_CHARACTERS * count, ID_CHARACTERS)]
+        # Each part is a multiple of three bytes, so the text of both is the text of one and then of the other.
+        start = f"{prefix}_{_text(self._clock.wall_ms().to_bytes(_TIME_BYTES, 'big'))}"
+        noise = _text(self._randomness.randbytes(_RANDOM_BYTES * count))
+        return [start + noise[at : at + _RANDOM_CHARACTERS] for at in range(0, _RANDOM_CHARACTERS * count, _RANDOM_CHARACTERS)]
+
+
+def _text(raw: bytes) -> str:
+    return binascii.b2a_base64(raw, newline=False).translate(_TO_SORTED).decode("ascii")
 
 
 def made_at_ms(public_id: str, prefix: str) -> int | None:
