@@ -14,6 +14,7 @@ import uvicorn
 from app import exit_codes, file_budget
 from app.acceptor import Acceptor
 from app.main import create_app
+from app.messages.hot_send import HotSends
 from app.observability import configure_logging
 from app.open_files import raise_limit
 from app.server import asgi
@@ -58,7 +59,14 @@ class _Server(uvicorn.Server):
         await super().startup(sockets=[])
         (listener,) = sockets or []
         connections = self._wiring.connections
-        self._http = http = HttpServer(self._settings.http, connections, self._answer)
+        self._http = http = HttpServer(self._settings.http, connections, self._answer, take=self._lane.take_bytes)
+        self._lane.hot["sendMessage"] = HotSends(
+            get_services=self._wiring.get_services,
+            bodies=self._lane.bodies,
+            metrics=self._lane.metrics,
+            soon=http.loop.call_soon,
+            default_lines=lambda: http.default_lines,
+        )
         self.server_state.connections = http.connections  # type: ignore[assignment]
         self.server_state.tasks = http.tasks
         self._acceptor = Acceptor(listener, connections, http.connect, backlog=_BACKLOG)

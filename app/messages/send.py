@@ -353,9 +353,12 @@ def _send_headers(services: Services, *, replayed: bool) -> dict[str, str]:
 
 
 def status_of(services: Services, place: Appended, durability: Durability | None) -> int:
-    """202: stored, but the sync that was asked for takes longer than the limit."""
-    is_late = not place.durable and (durability or services.default_durability) is Durability.SYNCED
-    return 202 if is_late else 201
+    return 202 if is_late(services, place.durable, durability) else 201
+
+
+def is_late(services: Services, is_durable: bool, durability: Durability | None) -> bool:
+    """It is stored, but the sync that was asked for takes longer than the limit."""
+    return not is_durable and (durability or services.default_durability) is Durability.SYNCED
 
 
 def receipt_of(message: Message, place: Appended, *, deduplicated: bool = False) -> Receipt:

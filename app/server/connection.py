@@ -29,17 +29,29 @@ _CHUNK_HEAD_BYTES = 32  # a size and the ends of lines; what chunk extensions an
 _OF_AN_UPGRADE = (b"upgrade", b"http2-settings")
 
 Answering = Callable[[Request], Awaitable[None]]
+HotTake = Callable[["Connection", bytes], bool]
 
 log = structlog.get_logger()
 
 
 class HttpServer:
-    """What all connections share. `answer` answers one request; what it raises is its own fault. Event loop only."""
+    """What all connections share. Event loop only."""
 
-    def __init__(self, options: HttpOptions, connections: Connections, answer: Answering) -> None:
+    def __init__(
+        self,
+        options: HttpOptions,
+        connections: Connections,
+        answer: Answering,
+        *,
+        take: HotTake = lambda connection, data: False,
+    ) -> None:
+        """`answer`: answers one request. `take`: is asked first, about what arrives on a connection that has no request in
+        progress; where it takes the data, it answers by `Connection.answer_held`.
+        """
         self.options = options
         self.counted = connections
         self.answer = answer
+        self.take = take
         self.connections: set[Connection] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self.default_lines: list[bytes] = []  # of the head of every answer
@@ -74,6 +86,10 @@ class Connection(asyncio.Protocol):
         self._parser = _new_parser(self)
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._current: Request | None = None  # the request that is being answered
+        self._is_held = False  # one is being answered that came and goes as bytes (`HttpServer.take`)
+        self._ends_held = False  # and it is the last one
+        self._behind = b""  # what has arrived since
+        self._first = b""  # what has arrived with the beginning of the request that is being read
         self._waiting: deque[Request] = deque()  # those that were sent behind it, the oldest first
         self._arriving: Request | None = None  # the newest one
         self._is_reading_paused = False
@@ -121,7 +137,9 @@ class Connection(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """The service stops: close the connection, at once or behind the request in progress."""
-        if self._current is None:
+        if self._is_held:
+            self._ends_held = True
+        elif self._current is None:
             self._transport.close()
         else:
             self._current.keep_alive = False
@@ -146,6 +164,17 @@ class Connection(asyncio.Protocol):
     # ---------------------------------------------------------------------------------------------------------- reading
 
     def data_received(self, data: bytes) -> None:
+        if self._is_held:
+            self._behind += data
+            self.pause_reading()
+        elif self._current is not None or self._is_in_head or self._is_in_body:
+            self._read(data)
+        elif not self.server.take(self, data):
+            self._first = data
+            self._read(data)
+            self._first = b""
+
+    def _read(self, data: bytes) -> None:
         was_in_head, was_in_body = self._is_in_head, self._is_in_body
         self._framing_bytes += len(data) if was_in_body else 0
         self._feed(data)
@@ -229,6 +258,7 @@ class Connection(asyncio.Protocol):
         self._take_host_of_target()
         keep_alive = http_version != "1.0" and parser.should_keep_alive()
         request = Request(self, method, self._target, self._headers, http_version, keep_alive=keep_alive)
+        request.arrived_with, self._first = self._first, b""
         self._is_in_body = True
         self._is_stream = takes_a_stream(method, request.path)
         self._timeout_ms = options.stream_idle_ms if self._is_stream else options.body_timeout_ms
@@ -327,6 +357,45 @@ class Connection(asyncio.Protocol):
             self._start(self._waiting.popleft())
         elif not (self._is_in_head or self._is_in_body):
             self._deadline.set(KEEP_ALIVE_MS)
+
+    def is_served(self) -> bool:
+        """May anything be asked over this connection? (`Connections.serves`)"""
+        return self.server.counted.serves(self, "")
+
+    def hold(self) -> None:
+        """A request has been taken, which is answered by `answer_held`; what arrives waits behind it."""
+        self._is_held = True
+        self._deadline.clear()
+
+    def answer_held(self, answer: bytes) -> None:
+        """Answer the request that is held; the next one has its turn."""
+        transport = self._transport
+        if transport.is_closing():
+            return
+        if self._ends_held:
+            head, _, body = answer.partition(b"\r\n\r\n")
+            transport.write(b"%b\r\nconnection: close\r\n\r\n%b" % (head, body))
+            transport.close()
+            return
+        transport.write(answer)
+        self._is_held = False
+        self.server.counted.answered(self)
+        self._deadline.set(KEEP_ALIVE_MS)
+        if self._behind:
+            behind, self._behind = self._behind, b""
+            self.resume_reading()
+            self.data_received(behind)
+
+    def read_again(self, data: bytes) -> None:
+        """Have the request that is held, of which these are the bytes, answered in the ordinary way."""
+        self._is_held = False
+        if self._transport.is_closing():
+            return
+        data, self._behind = data + self._behind, b""
+        self.resume_reading()
+        self._read(data)
+        if self._ends_held and self._current is not None:
+            self._current.keep_alive = False
 
     def write(self, data: bytes) -> None:
         if not self._transport.is_closing():

@@ -19,6 +19,9 @@ from app.compression import deflating, may_be_worth_it, takes_gzip
 from app.exchange import ClientGone, FileReply, Reply, headers_by_name
 from app.observability import Metrics
 from app.operations import Operation
+from app.server.connection import Connection
+from app.server.heads import KnownHeads, is_harmless
+from app.server.hot import Asked, HotOperation
 from app.server.request import Request
 from app.services import Services
 
@@ -40,9 +43,11 @@ class OperationLane:
         is_off: Callable[[], bool] = lambda: False,
     ) -> None:
         """`operations`: in the order in which they are asked whether a path is theirs. `is_off`: take nothing for now."""
+        self.hot: dict[str, HotOperation] = {}  # by operation id
+        self._known: KnownHeads[Asked] = KnownHeads()
         self._admission = admission
-        self._bodies = bodies
-        self._metrics = metrics
+        self.bodies = bodies
+        self.metrics = metrics
         self._get_services = get_services
         self._is_off = is_off
         self._by_form: dict[tuple[str, int], list[tuple[list[str | None], Operation]]] = {}
@@ -65,6 +70,17 @@ class OperationLane:
                     values[at] = int(text)
                 return operation, values
         return None
+
+    def take_bytes(self, connection: Connection, data: bytes) -> bool:
+        """Take what has arrived, where it is one request, whole, of a hot operation and with a head that is known."""
+        head_bytes = data.find(b"\r\n\r\n")
+        asked = self._known.get(data[:head_bytes])
+        if asked is None or head_bytes + 4 + asked.body_bytes != len(data) or self._is_off():
+            return False
+        if not connection.is_served() or not asked.hot.take(asked, connection, data, head_bytes + 4):
+            return False
+        connection.hold()
+        return True
 
     def take(self, request: Request) -> "OperationRequest | None":
         """What is to be done for a request whose head has arrived; None where ASGI is to answer."""
@@ -91,6 +107,8 @@ class OperationLane:
             reply = await answering.answer(operation, self._get_services(), asked, asked.parts)
             status = 200 if isinstance(reply, FileReply) else reply.status
             await _send(request, headers, request_id, status, answering.headers_of(reply), reply)
+            if operation.operation_id in self.hot:
+                self._learn(asked)
         except ClientGone:
             status = answering.CLIENT_LEFT
         except Exception as error:
@@ -99,11 +117,20 @@ class OperationLane:
             status = await _refuse(error, request, headers, request_id)
         finally:
             asked.share.close()
-            self._metrics.requests.note(operation.operation_id, status, perf_counter() - begun)
+            self.metrics.requests.note(operation.operation_id, status, perf_counter() - begun)
+
+    def _learn(self, asked: "OperationRequest") -> None:
+        """Know the head of this request from now on, where it is that of a plain one."""
+        request, headers = asked.request, asked.headers
+        head, end, _ = request.arrived_with.partition(b"\r\n\r\n")
+        length = headers.get("content-length", "")
+        if end and length.isdigit() and request.keep_alive and not request.query_string and is_harmless(headers):
+            hot = self.hot[asked.operation.operation_id]
+            self._known.learn(head, Asked(hot, asked.parts, request.raw_path.decode("ascii"), int(length)))
 
     def new_share(self) -> BodyShare:
         """A share of the memory for bodies."""
-        return BodyShare(self._bodies)
+        return BodyShare(self.bodies)
 
     @property
     def admission(self) -> Admission:

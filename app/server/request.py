@@ -21,6 +21,17 @@ _WITHOUT_BODY = (204, 304)
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in http.HTTPStatus}
 
 
+def head_of(status: int, default_lines: list[bytes], headers: Headers) -> bytes:
+    """The head of an answer. Raises ValueError."""
+    lines = [STATUS_LINES[status], *default_lines]
+    for name, value in headers:
+        if _NOT_IN_A_NAME.search(name) or _NOT_IN_A_VALUE.search(value):
+            raise ValueError(f"no header of an answer: {name!r}")
+        lines += (name, b": ", value, b"\r\n")
+    lines.append(b"\r\n")
+    return b"".join(lines)
+
+
 class Wire(Protocol):
     """What a request needs of its connection."""
 
@@ -54,12 +65,13 @@ class Request:
     """One request and its answer. Event loop only.
 
     `target`: as it was sent; `path`: decoded. Names of `headers` are in lower case. `is_gone`: the client has left.
+    `arrived_with`: the bytes that the head came in, where they begin with it and hold all of it.
     """
 
     __slots__ = (
-        "_expects_continue", "_has_news", "_held_head", "_is_chunked", "_left_bytes", "_received", "_waiter", "connection",
-        "has_begun", "has_more", "headers", "http_version", "is_answered", "is_gone", "keep_alive", "method", "path",
-        "query_string", "raw_path", "target",
+        "_expects_continue", "_has_news", "_held_head", "_is_chunked", "_left_bytes", "_received", "_waiter", "arrived_with",
+        "connection", "has_begun", "has_more", "headers", "http_version", "is_answered", "is_gone", "keep_alive", "method",
+        "path", "query_string", "raw_path", "target",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +79,7 @@ class Request:
     ) -> None:
         """Raises HttpParserError where the target is none."""
         self.connection = connection
+        self.arrived_with = b""
         self.method = method
         self.target = target
         self.headers = headers
@@ -134,33 +147,28 @@ class Request:
     # ------------------------------------------------------------------------------------------------------- the answer
 
     def begin(self, status: int, headers: Headers) -> None:
-        """Begin the answer. One without a Content-Length is sent in chunks.
+        """Begin the answer; names of headers are in lower case. One without a Content-Length is sent in chunks.
 
         The head waits for the first piece of a body of known length, so that both go out in one call and one packet.
         """
         self.has_begun = True
-        lines = [STATUS_LINES[status], *self.connection.default_lines]
         length: int | None = None
         says_close = False
         for name, value in headers:
-            if _NOT_IN_A_NAME.search(name) or _NOT_IN_A_VALUE.search(value):
-                raise ValueError(f"no header of an answer: {name!r}")
-            name = name.lower()
             if name == b"content-length":
                 length = int(value)
             elif name == b"connection" and b"close" in value.lower():
                 self.keep_alive = False
                 says_close = True
-            lines += (name, b": ", value, b"\r\n")
+        more: Headers = []
         if not self.keep_alive and not says_close:
-            lines.append(b"connection: close\r\n")
+            more.append((b"connection", b"close"))
         has_body = self.method != "HEAD" and status not in _WITHOUT_BODY
         if length is None and has_body:
             self._is_chunked = True
-            lines.append(b"transfer-encoding: chunked\r\n")
-        lines.append(b"\r\n")
+            more.append((b"transfer-encoding", b"chunked"))
         self._left_bytes = (length or 0) if has_body else 0
-        head = b"".join(lines)
+        head = head_of(status, self.connection.default_lines, [*headers, *more])
         if self._left_bytes:
             self._held_head = head
         else:
