@@ -6,6 +6,7 @@ DATA_DIR ?= ./data
 ROWS ?=
 SEED ?=
 AUDIT ?=
+BENCH ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check test-faults bench audit openapi migration demo lock clean
@@ -55,8 +56,8 @@ check: .venv/.dev .venv/.audit  ## format, lint, types, import contracts
 test-faults: .venv/.dev .venv/.audit  ## power cuts, kills, failing disks (FAULTS=ci or FAULTS=full)
 	PYTHONHASHSEED=0 FAULTS=$(or $(FAULTS),ci) $(BIN)/pytest -n auto --dist loadgroup -m faults
 
-bench: .venv/.dev .venv/.audit  ## measure, each figure beside its limit in the same run
-	$(BIN)/python -m benchmarks
+bench: .venv/.dev .venv/.audit  ## measure, each figure beside its limit in the same run (BENCH="http --rounds 5")
+	$(BIN)/python -m benchmarks $(BENCH)
 
 openapi: .venv/.run  ## write openapi/openapi.json anew
 	$(BIN)/escrowmq openapi --out openapi/openapi.json

@@ -1,11 +1,6 @@
-"""Consuming under leases: receive and acknowledge over HTTP, wake-ups, a redrive, and what a million unsettled messages take.
-
-The limit of the HTTP rows is a FastAPI route on the same server that answers with as many bytes, asked twice for each pair.
-"""
+"""Consuming under leases: wake-ups, a redrive, and what a million unsettled messages take."""
 
 import asyncio
-import json
-import os
 import tempfile
 import time
 import tracemalloc
@@ -13,8 +8,6 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.http import BODY, QUEUES, Requests, no_op_rate
-from benchmarks.load import SERVER_CORE, Plan, request, run_load
 from benchmarks.report import Figure, seconds, show
 from delivery.groups import GroupRules, Subscription
 from delivery.receive import Request
@@ -26,56 +19,30 @@ from storage.memory import MemoryMessageStore
 from storage.message import Message, QueueId
 from tests.support.server import Server
 
-SECONDS = 3.0
-SENT = 200_000  # more than a run takes
+BODY = "x" * 100
+QUEUES = 4
 DEAD = 20_000
 UNSETTLED = 1_000_000
 WAKES = 200
 
 
 def run() -> None:
-    figures = []
     with tempfile.TemporaryDirectory(dir=".") as directory:
-        figures += _over_http(Path(directory))
-    figures += [asyncio.run(_wake_up(1)), asyncio.run(_wake_up(1_000)), _memory()]
+        redriven = _over_http(Path(directory))
+    figures = [redriven, asyncio.run(_wake_up(1)), asyncio.run(_wake_up(1_000)), _memory()]
     show("Delivery under leases", f"bodies of {len(BODY)} bytes, {QUEUES} queues; durability synced", figures)
 
 
-def _over_http(data_dir: Path) -> list[Figure]:
-    figures = []
+def _over_http(data_dir: Path) -> Figure:
     with (
         Server(data_dir / "data", environment={"ESCROWMQ_LOCAL__SEGMENT_BYTES": str(1 << 30)}, forked=False) as server,
         server.client() as api,
     ):
-        os.sched_setaffinity(server.pid, {SERVER_CORE})
         api.post("/v1/topics", json={"topic": "orders", "queues": QUEUES}).raise_for_status()
         entries = [{"message": {"payload": BODY, "key": f"order-{number:04d}", "tag": "created"}} for number in range(1_000)]
-        for _ in range(SENT // len(entries)):
+        for _ in range(DEAD // len(entries)):
             api.post("/v1/topics/orders/messages/batch", json={"entries": entries}).raise_for_status()
-        for count, connections in ((32, 8), (1, 32)):
-            name = f"of-{count}"
-            api.put(f"/v1/groups/{name}", json={"topics": [{"topic": "orders"}]}).raise_for_status()
-            load = run_load(server.port, _consumer(name, count), connections=connections, seconds=SECONDS)
-            limit = no_op_rate(100 * count, 450 * count, connections) / 2 * count
-            note = f"{load.rate / 2:,.0f} pairs/s, p50 of a request {load.quantile(0.5) * 1000:.2f} ms"
-            work = f"receive {count} + ack, {connections} connections"
-            figures.append(Figure(work, load.rate / 2 * count, "messages/s", limit, "two requests that do nothing", note))
-        figures.append(_redrive(api))
-    return figures
-
-
-def _consumer(group: str, count: int) -> Plan:
-    receive = request("POST", f"/v1/groups/{group}/receive", json.dumps({"max_messages": count, "wait_ms": 1_000}).encode())
-
-    def consume(_: int) -> Requests:
-        while True:
-            answer = yield receive
-            assert answer is not None
-            handles = [{"receipt_handle": one["receipt_handle"]} for one in json.loads(answer)["messages"]]
-            if handles:
-                yield request("POST", f"/v1/groups/{group}/ack", json.dumps({"entries": handles}).encode())
-
-    return consume
+        return _redrive(api)
 
 
 def _redrive(api: httpx.Client) -> Figure:

@@ -4,10 +4,11 @@ import os
 import platform
 import statistics
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Literal, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -44,19 +45,26 @@ def seconds(work: Callable[[], object]) -> float:
     return perf_counter() - begun
 
 
+class Column(NamedTuple):
+    title: str
+    justify: Literal["left", "right"] = "right"
+
+
 def show(title: str, settings: str, figures: list[Figure]) -> None:
-    table = Table(title=title, caption=settings, title_justify="left", caption_justify="left")
-    for column, justify in (
-        ("work", "left"),
-        ("measured", "right"),
-        ("limit in the same run", "right"),
-        ("of it", "right"),
-        ("", "left"),
-    ):
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    columns = (Column("work", "left"), Column("measured"), Column("limit in the same run"), Column("of it"), Column("", "left"))
+    rows = []
     for figure in figures:
-        limit = f"{_number(figure.limit)} {figure.unit}  {figure.limit_name}"
-        table.add_row(figure.work, f"{_number(figure.value)} {figure.unit}", limit, f"{figure.ratio:.2f}", figure.note)
+        limit = f"{number(figure.limit)} {figure.unit}  {figure.limit_name}"
+        rows.append([figure.work, f"{number(figure.value)} {figure.unit}", limit, f"{figure.ratio:.2f}", figure.note])
+    show_table(title, settings, columns, rows)
+
+
+def show_table(title: str, settings: str, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
+    table = Table(title=title, caption=settings, title_justify="left", caption_justify="left")
+    for column in columns:
+        table.add_column(column.title, justify=column.justify)
+    for row in rows:
+        table.add_row(*row)
     console = Console(width=170, soft_wrap=True)
     console.print(table)
     console.print()
@@ -72,7 +80,7 @@ def show_machine() -> None:
     )
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 

@@ -1,0 +1,3 @@
+module escrowmq/load
+
+go 1.21
