@@ -80,7 +80,7 @@ def _write_segment(root: Path, copies: int, in_segment: int, first: int) -> None
     block = encode_block()
     with (root / "commitlog" / names.file_name(base)).open("wb") as file:
         for number in range(first, behind, _COPIES_AT_ONCE):
-            file.write(copy(block, number, min(_COPIES_AT_ONCE, behind - number), log_offset=base + file.tell()))
+            file.write(copy(block, number, min(_COPIES_AT_ONCE, behind - number), log_offset=base + file.tell()).data)
         if behind < copies:
             file.write(records.encode_end_of_file(SEGMENT_BYTES - file.tell()))
         file.truncate(SEGMENT_BYTES)
@@ -133,7 +133,7 @@ def _seal(block: memoryview, found: list[Record], shift: int) -> None:
         block[item_at : item_at + unit.UNIT_ITEM_BYTES] = moved
         if stored.topic == names.OP_TOPIC:
             body = block[at + _BODY_AT : at + _BODY_AT + len(stored.body)]
-            _CRC.pack_into(block, at + _BODY_CRC_AT, records.body_crc(body))
+            _CRC.pack_into(block, at + _BODY_CRC_AT, records.body_crc(bytes(body)))
     for number, (_, _, item_at, item) in enumerate(found, 1):
         if number == len(found) or found[number].item.first_offset != item.first_offset:
             digits_at = item_at + unit.UNIT_ITEM_BYTES + len(unit.SEAL_START)

@@ -14,9 +14,11 @@ from storage.files.segments import Segments
 from storage.files.vfs import OsVfs
 from storage.identifiers import Identifiers, SystemRandom
 from storage.local import log_walk
+from storage.local.data_directory import DataDirectory
 from storage.local.key_index import KeyIndex
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import FlushPolicy, LocalStoreOptions
+from storage.local.snapshot_files import SnapshotFiles
 from storage.message import Message, QueueId
 
 COUNT = 1_000_000  # messages; each has a key and an id: two entries
@@ -74,18 +76,19 @@ async def _fill_and_find(root: Path) -> tuple[float, float, float, int]:
 def _build(root: Path, end: int) -> tuple[float, float]:
     """Seconds: to walk through the log and check it; to make the index besides."""
     vfs = OsVfs()
-    log, scratch = root / "store" / "commitlog", root / "scratch"
-    scratch.mkdir()
-    (root / "index").mkdir()
-    segments = Segments(vfs, log, segment_bytes=_OPTIONS.segment_bytes, max_open=_OPTIONS.max_open_segments, scratch=scratch)
+    log, built = root / "store" / "commitlog", DataDirectory(vfs, root / "built")
+    segments = Segments(
+        vfs, log, segment_bytes=_OPTIONS.segment_bytes, max_open=_OPTIONS.max_open_segments, scratch=built.making
+    )
     index = KeyIndex(
         vfs,
-        root / "index",
+        built.key_index,
         SystemClock(),
+        SnapshotFiles(built),
         slots=_OPTIONS.index_slots,
         entries=_OPTIONS.index_file_entries,
         max_open=_OPTIONS.max_open_index_files,
-        scratch=scratch,
+        scratch=built.making,
     )
 
     def build() -> None:
@@ -98,3 +101,4 @@ def _build(root: Path, end: int) -> tuple[float, float]:
     finally:
         index.close()
         segments.close()
+        built.close()

@@ -7,7 +7,6 @@ works without the lock does not count, as the loop goes on beside it, nor does a
 
 import asyncio
 import os
-import sys
 import threading
 from time import monotonic, process_time, thread_time
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.main import create_app
 from app.settings import Settings
 from cli import main, serve
+from storage.clock import Clock
 
 PATH = "/longest-turn"  # answers with the longest turn since it was asked last, in seconds
 _BEAT_SECONDS = 0.001
@@ -71,12 +71,12 @@ def _held_seconds(before: _Times, now: _Times) -> float:
     return passed.own + max(0.0, min(blocked, passed.process - passed.own))
 
 
-def _create_probed(settings: Settings) -> FastAPI:
-    app = create_app(settings)
+def _create_probed(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
+    app = create_app(settings, clock=clock)
     app.add_middleware(TurnProbe)
     return app
 
 
 if __name__ == "__main__":
-    serve.create_app = _create_probed
-    sys.exit(main.main())
+    vars(serve)["create_app"] = _create_probed
+    main.main()

@@ -15,8 +15,9 @@ from storage.identifiers import Identifiers, SystemRandom
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
 from storage.message import QueueId
+from txn.begin import Begin
 from txn.checkback_plan import CheckbackPolicy
-from txn.coordinator import Begin, TransactionCoordinator
+from txn.coordinator import TransactionCoordinator
 from txn.options import TransactionOptions
 
 COUNT = 2_000
