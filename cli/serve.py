@@ -19,11 +19,14 @@ from app.observability import configure_logging
 from app.open_files import raise_limit
 from app.server import asgi
 from app.server.connection import Connection, HttpServer
+from app.server.hot import HotParts
 from app.server.lane import OperationLane
 from app.server.request import Request
 from app.settings import ConfigurationError, Settings
+from app.transactions.hot import HotBegins, HotDecisions
 from app.wiring import Wiring
 from storage.local.options import FlushPolicy
+from txn.states import TxnState
 
 _BACKLOG = 2048
 _SHORT_KEY = 16  # characters; a shorter one can be guessed by trying
@@ -60,13 +63,15 @@ class _Server(uvicorn.Server):
         (listener,) = sockets or []
         connections = self._wiring.connections
         self._http = http = HttpServer(self._settings.http, connections, self._answer, take=self._lane.take_bytes)
-        self._lane.hot["sendMessage"] = HotSends(
-            get_services=self._wiring.get_services,
-            bodies=self._lane.bodies,
-            metrics=self._lane.metrics,
-            soon=http.loop.call_soon,
-            default_lines=lambda: http.default_lines,
+        parts = HotParts(
+            self._wiring.get_services, self._lane.bodies, self._lane.metrics, http.loop.call_soon, lambda: http.default_lines
         )
+        self._lane.hot |= {
+            "sendMessage": HotSends(parts),
+            "beginTransaction": HotBegins(parts),
+            "commitTransaction": HotDecisions(parts, "commitTransaction", TxnState.COMMITTED),
+            "rollbackTransaction": HotDecisions(parts, "rollbackTransaction", TxnState.ROLLED_BACK),
+        }
         self.server_state.connections = http.connections  # type: ignore[assignment]
         self.server_state.tasks = http.tasks
         self._acceptor = Acceptor(listener, connections, http.connect, backlog=_BACKLOG)

@@ -131,9 +131,13 @@ class MemoryMessageStore:
             found.append(message)
         return found
 
-    async def offsets(self, queue: QueueId) -> OffsetRange:
+    def bounds(self, queue: QueueId) -> OffsetRange:
+        """RowAppends."""
         messages = self._queue(queue)
         return OffsetRange(self._first[queue], len(messages))
+
+    async def offsets(self, queue: QueueId) -> OffsetRange:
+        return self.bounds(queue)
 
     async def wait_for_arrival(self, queue: QueueId, queue_offset: int, *, timeout_ms: int) -> bool:
         messages = self._queue(queue)

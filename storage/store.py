@@ -90,6 +90,9 @@ class RowAppends(Protocol):
         UnknownQueue, InvalidRequest, Backpressure, StoreClosed, FlushFailed.
         """
 
+    def bounds(self, queue: QueueId) -> OffsetRange:
+        """As `offsets`, without a coroutine."""
+
 
 @runtime_checkable
 class TopicListing(Protocol):

@@ -4,8 +4,8 @@ The first decision wins. A transaction's changes happen one after another (`turn
 
     begin.py    store the half messages, once          replay.py   the table at a start, from snapshot and log
     decide.py   publish or drop them, once             recall.py   what memory has forgotten, from the log
-    asking.py   the sweep, answers, holding            history.py  what happened to one of them
-    put_back.py what is undecided outlives retention
+    plain.py    both, for many plain ones at once      history.py  what happened to one of them
+    asking.py   the sweep, answers, holding            put_back.py what is undecided outlives retention
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from storage.clock import Clock
 from storage.errors import NotSupportedByEngine, OffsetExpired, UnknownTransaction
 from storage.identifiers import Identifiers
 from storage.message import Message, QueueId, StoredMessage
-from storage.store import KeyLookup, MessageStore
+from storage.store import KeyLookup, MessageStore, RowAppends
 from storage.turns import Turns
 from txn import half_message, history, recall
 from txn.asking import Asking
@@ -28,6 +28,7 @@ from txn.history import Event
 from txn.journal import READ_BYTES, Journal
 from txn.open_checks import LeasedCheck
 from txn.options import TransactionOptions
+from txn.plain import PlainTransactions
 from txn.producer import Answered
 from txn.put_back import PutBack
 from txn.replay import Replay
@@ -61,6 +62,7 @@ class TransactionCoordinator:
         self._decisions = Decisions(self._journal, self._turns, put_off)
         self._asking = Asking(self._journal, self._turns)
         self._put_back = PutBack(self._journal, self._turns)
+        self.plain = PlainTransactions(self._journal, self._turns, options, store) if isinstance(store, RowAppends) else None
         self.table = self._journal.table
         self._is_stopping = False
 

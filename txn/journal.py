@@ -4,7 +4,7 @@ What a snapshot of the table says to reflect of each queue is counted message by
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -22,7 +22,7 @@ from txn.half_message import HALF_QUEUE, AnyCheckEvent, CheckAnswer, Held, Op
 from txn.open_checks import OpenChecks
 from txn.pending import TransactionTable
 from txn.states import Resolver, TxnState
-from txn.transaction import Transaction
+from txn.transaction import Messages, Transaction, with_finals
 
 T = TypeVar("T")
 
@@ -91,10 +91,20 @@ class Journal:
                 self._applied[one.queue].add(one.queue_offset)
         return appended
 
+    def note_appended(self, queue: QueueId, queue_offsets: Iterable[int]) -> None:
+        """Messages of a queue of ours were appended, and the table reflects them."""
+        applied = self._applied[queue]
+        for queue_offset in queue_offsets:
+            applied.add(queue_offset)
+
+    def owe(self) -> None:
+        """Tell the store what the commits of all undecided transactions would take."""
+        self._owe(self.table.open_bytes)
+
     def begun(self, transaction: Transaction) -> None:
         """Its half messages were appended."""
         self.table.add(transaction)
-        self._owe(self.table.open_bytes)
+        self.owe()
 
     async def record(self, event: AnyCheckEvent, durability: Durability = Durability.SYNCED) -> None:
         """Append a check event and apply it."""
@@ -115,6 +125,14 @@ class Journal:
         )
         self.apply_decision(transaction, op, [final.queue_offset for final in appended[: len(finals)]])
         self._on_decided(transaction.state, op.resolved_by)
+
+    def note_decided(
+        self, transaction: Transaction, messages: Messages, state: TxnState, by: Resolver, resolved_at_ms: int
+    ) -> None:  # fmt: skip
+        """A decision was appended. `messages`: the transaction's, with the places of their finals. `owe` is to follow."""
+        self.table.decide(transaction, state, resolved_by=by, resolved_at_ms=resolved_at_ms, reason=None, messages=messages)
+        self._changed(transaction)
+        self._on_decided(state, by)
 
     def op(
         self,
@@ -147,9 +165,9 @@ class Journal:
             resolved_by=op.resolved_by,
             resolved_at_ms=op.resolved_at_ms,
             reason=op.reason,
-            finals=[(offset, None) for offset in final_offsets],
+            messages=with_finals(transaction.messages, [(offset, None) for offset in final_offsets]),
         )
-        self._owe(self.table.open_bytes)
+        self.owe()
         self._changed(transaction)
 
     async def read_halves(self, transaction: Transaction) -> list[StoredMessage]:

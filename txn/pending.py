@@ -5,7 +5,7 @@ anywhere before the point that a snapshot reflects.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from txn.due_times import DueTimes
 from txn.half_message import AnsweredUnknown, AnyCheckEvent, CheckFailed, Held, Op, SoFar
 from txn.in_order import InOrder
 from txn.states import Resolver, TxnState
-from txn.transaction import Transaction
+from txn.transaction import Messages, Transaction, owed_bytes_of
 
 _MOST_SHARED = 10_000
 
@@ -79,14 +79,15 @@ class TransactionTable:
 
     # ------------------------------------------------------------------------------------------------------- changes
 
-    def add(self, transaction: Transaction) -> None:
-        """A transaction was begun."""
+    def add(self, transaction: Transaction, messages: Messages | None = None) -> None:
+        """A transaction was begun. `messages`: its own, where they are at hand and need not be made once more."""
         transaction_id = transaction.transaction_id
         if transaction_id in self._all:
             return
         self._all[transaction_id] = transaction
         self._share(transaction)
-        sequence, owed_bytes = transaction.sequence_and_owed_bytes
+        messages = messages or transaction.messages
+        sequence = transaction.sequence_with(messages)
         self._order.add(sequence, transaction_id, is_open=not transaction.state.is_decided)
         key = transaction.idempotency_key
         if key is not None:
@@ -96,7 +97,7 @@ class TransactionTable:
         if transaction.state.is_decided:
             self._keep_decided(transaction_id)
             return
-        self.open_bytes += owed_bytes
+        self.open_bytes += owed_bytes_of(messages)
         if self._has_all_halves:
             self._know_halves(transaction)
         if transaction.state is TxnState.HELD:
@@ -146,9 +147,9 @@ class TransactionTable:
         resolved_by: Resolver,
         resolved_at_ms: int,
         reason: str | None,
-        finals: Iterable[tuple[int | None, int | None]],
+        messages: Messages,
     ) -> None:
-        """The decision is recorded; `finals`: (queue offset, or where to look for it) of each message of a commit."""
+        """The decision is recorded; `messages`: its own, those of a commit with the places of their finals."""
         if transaction.state.is_decided:
             return
         if transaction.state is TxnState.HELD:
@@ -159,15 +160,12 @@ class TransactionTable:
         transaction.reason = reason
         transaction.last_failure = None
         transaction.revision += 1
-        messages = list(transaction.messages)
-        for number, (final_offset, final_from) in zip(range(len(messages)), finals, strict=False):
-            messages[number] = msgspec.structs.replace(messages[number], final_offset=final_offset, final_from=final_from)
-        transaction.set_messages(tuple(messages))
+        transaction.set_messages(messages)
         for half_offset in (*[message.half_offset for message in messages], *transaction.former_halves):
             self._by_half.pop(half_offset, None)
-        self._order.close(transaction.sequence)
+        self._order.close(transaction.sequence_with(messages))
         self._drop_stale()
-        self.open_bytes -= transaction.owed_bytes
+        self.open_bytes -= owed_bytes_of(messages)
         self._keep_decided(transaction.transaction_id)
 
     def apply(self, event: AnyCheckEvent) -> Transaction | None:

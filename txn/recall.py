@@ -6,7 +6,7 @@ from storage.store import KeyLookup, MessageStore
 from txn import half_message
 from txn.half_message import CHECK_QUEUE, HALF_QUEUE, OP_QUEUE, Op
 from txn.pending import TransactionTable
-from txn.transaction import Transaction, as_begun, from_halves
+from txn.transaction import Transaction, as_begun, from_halves, with_finals
 
 MOST_CHECKS = 10_000  # events of one transaction that are looked at
 _MOST_OF_ONE_KEY = 16  # transactions that were begun under one idempotency key, a window apart each
@@ -61,7 +61,7 @@ def apply_decision(table: TransactionTable, transaction: Transaction, op: Op) ->
         resolved_by=op.resolved_by,
         resolved_at_ms=op.resolved_at_ms,
         reason=op.reason,
-        finals=[(None, offset) for offset in op.finals_from],
+        messages=with_finals(transaction.messages, [(None, offset) for offset in op.finals_from]),
     )
 
 

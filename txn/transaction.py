@@ -1,5 +1,6 @@
 """One transaction, as small as it can be held: there may be a million of them in memory. Pure."""
 
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import msgspec
@@ -11,7 +12,7 @@ from txn.checkback_plan import CheckbackPolicy
 from txn.half_message import SoFar
 from txn.states import Resolver, TxnState
 
-_RECORD_BYTES = 400  # what a record takes beside body and properties
+RECORD_BYTES = 400  # what a record takes beside body and properties
 _OP_BYTES = 800
 
 
@@ -98,7 +99,7 @@ class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
     @property
     def owed_bytes(self) -> int:
         """About what its commit takes in the log."""
-        return self.sequence_and_owed_bytes[1]
+        return owed_bytes_of(self.messages)
 
     @property
     def half_offsets(self) -> set[int]:
@@ -108,14 +109,13 @@ class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
     @property
     def sequence(self) -> int:
         """Its place in the order of begins."""
-        return self.messages[0].half_offset if self.begun_as is None else self.begun_as
+        return self.sequence_with(None)
 
-    @property
-    def sequence_and_owed_bytes(self) -> tuple[int, int]:
-        """Both of them, for which its messages are made once."""
-        messages = self.messages
-        owed_bytes = _OP_BYTES + sum([message.size_bytes for message in messages])
-        return messages[0].half_offset if self.begun_as is None else self.begun_as, owed_bytes
+    def sequence_with(self, messages: Messages | None) -> int:
+        """The same; `messages`: its own, where they are at hand and need not be made once more."""
+        if self.begun_as is not None:
+            return self.begun_as
+        return (messages or self.messages)[0].half_offset
 
     @property
     def so_far(self) -> SoFar:
@@ -151,10 +151,23 @@ class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
         self.was_held = so_far.was_held
 
 
+def with_finals(messages: Messages, finals: Iterable[tuple[int | None, int | None]]) -> Messages:
+    """The messages of a commit with the places of their finals: of each the queue offset, or where to look for it."""
+    changed = list(messages)
+    for number, (final_offset, final_from) in zip(range(len(changed)), finals, strict=False):
+        changed[number] = msgspec.structs.replace(changed[number], final_offset=final_offset, final_from=final_from)
+    return tuple(changed)
+
+
+def owed_bytes_of(messages: Messages) -> int:
+    """About what the commit of a transaction with these messages takes in the log."""
+    return _OP_BYTES + sum([message.size_bytes for message in messages])
+
+
 def size_of(message: Message) -> int:
     """About how many bytes of log the message takes."""
     texts = sum([len(name) + len(value) for given in (message.properties, message.system) for name, value in given.items()])
-    return len(message.body) + texts + _RECORD_BYTES
+    return len(message.body) + texts + RECORD_BYTES
 
 
 def from_halves(halves: list[StoredMessage]) -> Transaction:

@@ -5,7 +5,6 @@ once the topic is deleted. While a deletion is decided, new ones wait; those tha
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
@@ -14,29 +13,45 @@ class TopicUses:
     """Event loop only."""
 
     def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
+        self._counts: dict[str, int] = {}
         self._one_ended = asyncio.Event()
         self._closed: dict[str, asyncio.Event] = {}
+
+    def begin(self, topics: Collection[str]) -> bool:
+        """Keep the deletion of these topics waiting until `end`. False where one of them is being deleted: nothing is done."""
+        if self._closed and any(topic in self._closed for topic in topics):
+            return False
+        for topic in topics:
+            self._counts[topic] = self._counts.get(topic, 0) + 1
+        return True
+
+    def end(self, topics: Collection[str]) -> None:
+        """A use of these topics has ended."""
+        for topic in topics:
+            left = self._counts[topic] - 1
+            if left:
+                self._counts[topic] = left
+            else:
+                del self._counts[topic]
+        self._one_ended.set()
 
     @asynccontextmanager
     async def using(self, topics: Collection[str]) -> AsyncIterator[None]:
         """Keep the deletion of these topics waiting. Only inside is it known whether they exist, until the block ends."""
-        while closed := [self._closed[topic] for topic in topics if topic in self._closed]:
-            await closed[0].wait()
-        self._counts.update(topics)
+        topics = frozenset(topics)
+        while not self.begin(topics):
+            await next(self._closed[topic] for topic in topics if topic in self._closed).wait()
         try:
             yield
         finally:
-            self._counts.subtract(topics)
-            self._counts = +self._counts  # without those of which none is under way
-            self._one_ended.set()
+            self.end(topics)
 
     @asynccontextmanager
     async def closed(self, topic: str) -> AsyncIterator[None]:
         """Begin once every use of the topic has ended; new ones wait for the end of the block."""
         ended = self._closed[topic] = asyncio.Event()
         try:
-            while self._counts[topic]:
+            while topic in self._counts:
                 self._one_ended.clear()
                 await self._one_ended.wait()
             yield

@@ -237,6 +237,13 @@ class Topics:
         """Keep these topics from being deleted while something is stored that names them. Whether they exist: ask inside."""
         return self._uses.using(names)
 
+    def begin_use(self, name: str) -> bool:
+        """As `using`, for a topic that exists, until `end_use`. False where it is being deleted."""
+        return self._uses.begin((name,))
+
+    def end_use(self, name: str) -> None:
+        self._uses.end((name,))
+
     async def begin_deletion(self, name: str, check: Callable[[Topic], Awaitable[None]]) -> None:
         """Make the topic unknown, after a restart too. Raises as `get`.
 

@@ -1,17 +1,29 @@
 """Operations that are asked for so often that they have a way of their own beside their handler.
 
 A hot operation takes a request whose head is known (`app/server/heads.py`) and whose body has come with it, or leaves it
-untouched, and then the ordinary way answers. It gives the answers that the handler gives, for the plain requests that it takes.
+untouched, and then the ordinary way answers. What it takes in one turn of the loop it does together: ids, one append, metrics.
+It gives the answers that the handler gives, for the plain requests that it takes.
 """
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from os import urandom
+from time import perf_counter
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from app import answering
-from app.server.request import head_of
+from app.body_budget import BodyBudget
+from app.observability import Metrics
+from app.server.request import STATUS_LINES, head_of
+from app.services import Services
+from storage.errors import MessagingError
+
+_MAX_BYTES = 16 << 10  # of a request that is taken
+_MAX_TURN_BYTES = 256 << 10  # of requests that are done together
+_ID_BYTES = 8  # of a request's id
 
 
 class Held(Protocol):
-    """A connection whose request a hot operation has taken. It waits for exactly one of these."""
+    """A connection whose request a hot operation has taken. It waits for exactly one of these calls."""
 
     def answer_held(self, answer: bytes) -> None:
         """Send head and body of the answer; the connection may have been lost since."""
@@ -21,6 +33,10 @@ class Held(Protocol):
 
 
 class HotOperation(Protocol):
+    @property
+    def has_own_paths(self) -> bool:
+        """Has each request a path of its own, so that only the rest of its head comes again?"""
+
     def take(self, asked: "Asked", connection: Held, data: bytes, body_at: int) -> bool:
         """Take a request, whose body begins at `body_at`. False: nothing was done, and it is not plain enough."""
 
@@ -34,11 +50,119 @@ class Asked(NamedTuple):
     body_bytes: int
 
 
-def refused(error: Exception, path: str, default_lines: list[bytes], pressure: dict[str, str]) -> tuple[int, bytes]:
-    """The status and the whole answer to a request that cannot be done. `pressure`: the header, where the operation has it."""
-    request_id = answering.request_id_of({})
-    refusal = answering.refusal_of(error, path=path, request_id=request_id)
-    refusal.headers |= pressure
-    headers, body = answering.problem_of(refusal, path=path, request_id=request_id)
-    status = refusal.kind.status
-    return status, head_of(status, default_lines, [*headers, (b"request-id", request_id.encode())]) + body
+class HotParts(NamedTuple):
+    """What hot operations need of the service. `soon`: calls something later in this turn of the loop.
+
+    `default_lines`: of the head of every answer.
+    """
+
+    get_services: Callable[[], Services]
+    bodies: BodyBudget
+    metrics: Metrics
+    soon: Callable[[Callable[[], None]], Any]
+    default_lines: Callable[[], list[bytes]]
+
+
+class Taken(Protocol):
+    """A request that was taken."""
+
+    @property
+    def connection(self) -> Held: ...
+
+    @property
+    def asked(self) -> Asked: ...
+
+    @property
+    def data(self) -> bytes: ...
+
+
+T = TypeVar("T", bound=Taken)
+
+
+class HotTurn(Generic[T]):
+    """The requests of one operation that were taken in one turn of the loop. Event loop only."""
+
+    def __init__(
+        self,
+        parts: HotParts,
+        operation_id: str,
+        do: Callable[[Services, list[T], float], None],
+        *,
+        let_go: Callable[[list[T]], None] = lambda taken: None,
+        tells_pressure: bool,
+    ) -> None:
+        """`do`: does what was taken, and answers by `answer` or `refuse`; the time is when the first of it was taken. Where it
+        raises at once, it has done nothing, and `let_go` gives back what was held. `tells_pressure`: of the operation.
+        """
+        self._parts = parts
+        self._operation_id = operation_id
+        self._do = do
+        self._let_go = let_go
+        self._tells_pressure = tells_pressure
+        self._taken: list[T] = []
+        self._bytes = 0
+        self._begun = 0.0
+
+    def __len__(self) -> int:
+        """Requests that were taken, and are not done yet."""
+        return len(self._taken)
+
+    def has_room(self, data: bytes) -> bool:
+        """May a request be taken, as far as its length is concerned?"""
+        bodies, byte_count = self._parts.bodies, len(data)
+        return byte_count <= _MAX_BYTES and bodies.used_bytes + byte_count <= bodies.limit_bytes
+
+    def add(self, taken: T) -> None:
+        """It is done at the end of this turn."""
+        if not self._taken:
+            self._begun = perf_counter()
+            self._parts.soon(self._end)
+        byte_count = len(taken.data)
+        self._parts.bodies.used_bytes += byte_count
+        self._bytes += byte_count
+        self._taken.append(taken)
+        if self._bytes > _MAX_TURN_BYTES:
+            self._end()
+
+    def _end(self) -> None:
+        taken, self._taken = self._taken, []
+        self._bytes = 0
+        if not taken:
+            return
+        try:
+            self._do(self._parts.get_services(), taken, self._begun)
+        except MessagingError:
+            # One of them may be the reason, a topic that was deleted since, say: each finds out for itself.
+            self._let_go(taken)
+            self._release(taken)
+            for one in taken:
+                one.connection.read_again(one.data)
+
+    def answer(self, taken: Sequence[T], status: int, headers: Iterable[str], bodies: Iterable[str], begun: float) -> None:
+        """Answer each with its own headers, each line with its end, and its own body, of JSON that is ASCII."""
+        lines = b"".join([STATUS_LINES[status], *self._parts.default_lines()]).decode("ascii")
+        ids, at = urandom(_ID_BYTES * len(taken)).hex(), 0
+        self._release(taken)
+        for one, own, body in zip(taken, headers, bodies, strict=True):
+            one.connection.answer_held(
+                f"{lines}{own}content-length: {len(body)}\r\ncontent-type: application/json\r\n"
+                f"request-id: {ids[at : at + 2 * _ID_BYTES]}\r\n\r\n{body}".encode("ascii")
+            )
+            at += 2 * _ID_BYTES
+        self._parts.metrics.requests.note(self._operation_id, status, perf_counter() - begun, len(taken))
+
+    def refuse(self, services: Services, taken: Sequence[T], error: Exception, begun: float) -> None:
+        """Tell each why it was not done."""
+        self._release(taken)
+        for one in taken:
+            request_id = answering.request_id_of({})
+            refusal = answering.refusal_of(error, path=one.asked.path, request_id=request_id)
+            refusal.headers |= services.pressure_header() if self._tells_pressure else {}
+            headers, body = answering.problem_of(refusal, path=one.asked.path, request_id=request_id)
+            status = refusal.kind.status
+            headers.append((b"request-id", request_id.encode("ascii")))
+            one.connection.answer_held(head_of(status, self._parts.default_lines(), headers) + body)
+            self._parts.metrics.requests.note(self._operation_id, status, perf_counter() - begun)
+
+    def _release(self, taken: Sequence[T]) -> None:
+        self._parts.bodies.used_bytes -= sum([len(one.data) for one in taken])

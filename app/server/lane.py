@@ -5,6 +5,7 @@ methods, streams, compressed bodies, faults that a test has switched on) goes to
 Both ask the same handlers by `app.answering` and give equal answers.
 """
 
+import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from time import perf_counter
 from typing import Any
@@ -27,6 +28,7 @@ from app.services import Services
 
 _NUMBER = "queue_id"  # the one part of a path that is not text
 _LONGEST_NUMBER = 19
+_PLAIN_PATH = re.compile(rb"/[A-Za-z0-9_./-]*")  # that stands for itself
 
 
 class OperationLane:
@@ -45,6 +47,7 @@ class OperationLane:
         """`operations`: in the order in which they are asked whether a path is theirs. `is_off`: take nothing for now."""
         self.hot: dict[str, HotOperation] = {}  # by operation id
         self._known: KnownHeads[Asked] = KnownHeads()
+        self._known_rests: KnownHeads[int] = KnownHeads()  # heads of POST without their first line, and the body's length
         self._admission = admission
         self.bodies = bodies
         self.metrics = metrics
@@ -74,13 +77,29 @@ class OperationLane:
     def take_bytes(self, connection: Connection, data: bytes) -> bool:
         """Take what has arrived, where it is one request, whole, of a hot operation and with a head that is known."""
         head_bytes = data.find(b"\r\n\r\n")
-        asked = self._known.get(data[:head_bytes])
+        head = data[:head_bytes]
+        asked = self._known.get(head) or self._known_but_for_its_path(head)
         if asked is None or head_bytes + 4 + asked.body_bytes != len(data) or self._is_off():
             return False
         if not connection.is_served() or not asked.hot.take(asked, connection, data, head_bytes + 4):
             return False
         connection.hold()
         return True
+
+    def _known_but_for_its_path(self, head: bytes) -> Asked | None:
+        """What a head asks for of which all but the path is known."""
+        line, _, rest = head.partition(b"\r\n")
+        body_bytes = self._known_rests.get(rest)
+        if body_bytes is None:
+            return None
+        method, _, target = line.partition(b" ")
+        path, _, version = target.partition(b" ")
+        if method != b"POST" or version != b"HTTP/1.1" or not _PLAIN_PATH.fullmatch(path):
+            return None
+        text = path.decode("ascii")
+        found = self.find("POST", text)
+        hot = None if found is None else self.hot.get(found[0].operation_id)
+        return None if found is None or hot is None else Asked(hot, found[1], text, body_bytes)
 
     def take(self, request: Request) -> "OperationRequest | None":
         """What is to be done for a request whose head has arrived; None where ASGI is to answer."""
@@ -123,10 +142,15 @@ class OperationLane:
         """Know the head of this request from now on, where it is that of a plain one."""
         request, headers = asked.request, asked.headers
         head, end, _ = request.arrived_with.partition(b"\r\n\r\n")
-        length = headers.get("content-length", "")
-        if end and length.isdigit() and request.keep_alive and not request.query_string and is_harmless(headers):
-            hot = self.hot[asked.operation.operation_id]
-            self._known.learn(head, Asked(hot, asked.parts, request.raw_path.decode("ascii"), int(length)))
+        length = headers.get("content-length", "0")
+        if not end or not length.isdigit() or not request.keep_alive or not is_harmless(headers):
+            return
+        if request.http_version != "1.1" or not _PLAIN_PATH.fullmatch(request.target):
+            return
+        hot = self.hot[asked.operation.operation_id]
+        self._known_rests.learn(head.partition(b"\r\n")[2], int(length))
+        if not hot.has_own_paths:
+            self._known.learn(head, Asked(hot, asked.parts, request.path, int(length)))
 
     def new_share(self) -> BodyShare:
         """A share of the memory for bodies."""

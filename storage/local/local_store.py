@@ -150,6 +150,10 @@ class LocalMessageStore:
         self._check_readable()
         return await self._reader.read(queue, queue_offset, max_messages=max_messages, max_bytes=max_bytes)
 
+    def bounds(self, queue: QueueId) -> OffsetRange:
+        """RowAppends."""
+        return self._queues[queue].bounds
+
     async def offsets(self, queue: QueueId) -> OffsetRange:
         return self._queues[queue].bounds
 

@@ -1,0 +1,73 @@
+"""Plain messages: a body as text or JSON and, at most, a key and a tag, for a topic without a schema.
+
+Most messages are plain. They are checked and made ready in a tenth of the time that `build.py` takes, which makes the same of
+them; a message that is not plain, or wrong, is left to it.
+"""
+
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from app import codec
+from app.messages.build import JSON
+from app.problems import Refusal
+from app.registry.topics import MessageType, Topic
+from storage.formats import queue_entry
+from storage.formats.properties import CONTENT_TYPE
+
+_SHORT = 63  # characters that are never more than the 255 bytes that a key or a tag may have
+_JSON_PROPERTY = f"{CONTENT_TYPE}\x01{JSON}\x02"
+
+Short = Annotated[str, Meta(min_length=1, max_length=_SHORT)]
+
+
+class PlainInput(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """As `MessageInput`, with fewer fields."""
+
+    payload: str | UnsetType = UNSET
+    json: Raw | UnsetType = UNSET
+    key: Short | UnsetType = UNSET
+    tag: Short | UnsetType = UNSET
+
+
+class Plain(NamedTuple):
+    """`attributes`: of the property string, behind the message's id. `tags_code`: for the queue entry."""
+
+    body: bytes
+    attributes: bytes
+    tags_code: int
+
+
+def plain_of(given: PlainInput, topic: Topic, kind: MessageType, *, depth: int) -> Plain | None:
+    """The message; None where `build.py` has to look at it. `depth`: how deep in the request it stands."""
+    if topic.payload_schema is not None or kind not in topic.settings.message_types:
+        return None
+    key, tag, attributes = given.key, given.tag, ""
+    if key is not UNSET:
+        if not _is_plain(key):
+            return None
+        attributes = f"KEYS\x01{key}\x02"
+    if tag is not UNSET:
+        if not _is_plain(tag) or "|" in tag:
+            return None
+        attributes = f"{attributes}TAGS\x01{tag}\x02"
+    if given.json is UNSET:
+        if given.payload is UNSET:
+            return None
+        body = given.payload.encode()
+    elif given.payload is UNSET:
+        try:
+            body = codec.compact(bytes(given.json), depth=depth)
+        except Refusal:
+            return None
+        attributes += _JSON_PROPERTY
+    else:
+        return None
+    if len(body) > topic.settings.max_message_bytes:
+        return None
+    return Plain(body, attributes.encode(), queue_entry.tag_hash(None if tag is UNSET else tag))
+
+
+def _is_plain(text: str) -> bool:
+    return text.isprintable() and " " not in text

@@ -1,0 +1,262 @@
+"""Plain transactions, many in one append: each has one message, an id that was made for it, and no idempotency key.
+
+What the log gets and the table says is what `begin.py` and `decide.py` make of the same requests; what is saved is a task, a
+lock and a read of the log for each. The message of a transaction that was begun here is kept as the row of its final message,
+as long as there is room, so that a commit need not read it again. What is not plain, or not kept, is left to those two.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from storage.errors import MessagingError
+from storage.formats import check_pass, properties, queue_entry
+from storage.message import Appended, Durability, Placed, QueueId, Row, TransactionBits
+from storage.store import RowAppends, SyncedPosition
+from storage.turns import Turns
+from txn.checkback_plan import CheckbackPolicy
+from txn.half_message import DECIDED_BY, DECISION, FINALS_FROM, HALF_QUEUE, OP_QUEUE, TRANSACTION_FACTS, Facts
+from txn.journal import Journal
+from txn.options import TransactionOptions
+from txn.states import Resolver, TxnState
+from txn.transaction import RECORD_BYTES, Transaction, TxnMessage
+
+_KEPT_BYTES = 32 << 20  # of messages of undecided transactions
+_KEPT_COST_BYTES = 1 << 10  # of one, beside its body
+_NONE, _COMMIT = int(TransactionBits.NONE), int(TransactionBits.COMMIT)
+_OP_CODE = queue_entry.tag_hash(check_pass.OP_TAG)
+_WORDS = {TxnState.COMMITTED: "commit", TxnState.ROLLED_BACK: "rollback"}
+
+
+class PlainBegin(NamedTuple):
+    """A transaction to be begun. `attributes`: of the message's property string, behind its id; `tags_code`: of its tag."""
+
+    producer_group: str
+    queue: QueueId
+    message_id: str
+    attributes: bytes
+    key: str | None
+    body: bytes
+    tags_code: int
+
+
+class Begun(NamedTuple):
+    """Transactions that were begun together; all have these times."""
+
+    transaction_ids: Sequence[str]
+    prepared_at_ms: int
+    first_check_at_ms: int
+
+
+class Decided(NamedTuple):
+    """Transactions that were decided together. `final_offsets`: of their messages, where they were committed."""
+
+    transactions: Sequence[Transaction]
+    messages: Sequence[TxnMessage]
+    resolved_at_ms: int
+
+
+class _Kept(NamedTuple):
+    transaction: Transaction
+    message: TxnMessage
+    final: Row
+
+
+class PlainTransactions:
+    """Event loop only. `store` is the journal's."""
+
+    def __init__(self, journal: Journal, turns: Turns, options: TransactionOptions, store: RowAppends) -> None:
+        self._journal = journal
+        self._table = journal.table
+        self._turns = turns
+        self._options = options
+        self._store = store
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept_bytes = 0
+
+    # ------------------------------------------------------------------------------------------------------------ begin
+
+    def may_begin(self, count: int) -> bool:
+        """Are so many more undecided transactions allowed?"""
+        return self._table.open_count + count <= self._options.max_open
+
+    def begin(
+        self,
+        asked: Sequence[PlainBegin],
+        policy: CheckbackPolicy,
+        *,
+        done: Callable[[Begun], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Store the half messages; then `done` or `failed`. Raises what `RowAppends.append_rows` raises at once."""
+        journal = self._journal
+        now_ms = journal.clock.wall_ms()
+        first_check_at_ms = now_ms + policy.first_after_ms
+        ids = journal.identifiers.many("txn", len(asked))
+        facts = msgspec.json.encode(Facts(message_count=1, policy=policy, first_check_at_ms=first_check_at_ms)).decode()
+        end = f"{TRANSACTION_FACTS}\x01{facts}\x02"
+        rows: list[Row] = []
+        for one, transaction_id in zip(asked, ids, strict=True):
+            topic, number = one.queue
+            own = (
+                f"{properties.REAL_TOPIC}\x01{topic}\x02{properties.REAL_QUEUE}\x01{number}\x02"
+                f"{properties.PRODUCER_GROUP}\x01{one.producer_group}\x02{properties.TRANSACTION_MARK}\x01true\x02"
+                f"{properties.TRANSACTION_ID}\x01{transaction_id}\x02{end}"
+            )
+            own_bytes = b"UNIQ_KEY\x01%b\x02%b%b" % (one.message_id.encode(), one.attributes, own.encode())
+            rows.append((HALF_QUEUE, own_bytes, one.body, one.tags_code, now_ms, _NONE, 0))
+
+        def stored(placed: Placed) -> None:
+            self._turns.end_many(len(asked))
+            self._note_begun(asked, ids, rows, policy, first_check_at_ms, placed)
+            done(Begun(ids, placed.stored_at_ms, first_check_at_ms))
+
+        def refused(error: Exception) -> None:
+            self._turns.end_many(len(asked))
+            failed(error)
+
+        self._store.append_rows(rows, durability=None, done=stored, failed=refused)
+        self._turns.begin_many(len(asked))
+
+    def _note_begun(
+        self,
+        asked: Sequence[PlainBegin],
+        ids: Sequence[str],
+        rows: Sequence[Row],
+        policy: CheckbackPolicy,
+        first_check_at_ms: int,
+        placed: Placed,
+    ) -> None:
+        halves, prepared_at_ms = [], placed.stored_at_ms
+        for one, transaction_id, row, half_offset, log_offset in zip(
+            asked, ids, rows, placed.queue_offsets, placed.log_offsets, strict=True
+        ):
+            message = TxnMessage(
+                one.message_id, one.queue, one.key, half_offset, size_bytes=len(row[1]) + len(row[2]) + RECORD_BYTES
+            )
+            transaction = Transaction(
+                transaction_id=transaction_id,
+                producer_group=one.producer_group,
+                packed=(message,),
+                policy=policy,
+                prepared_at_ms=prepared_at_ms,
+                next_check_at_ms=first_check_at_ms,
+                first_check_at_ms=first_check_at_ms,
+            )
+            self._table.add(transaction, (message,))
+            halves.append(half_offset)
+            own = (
+                f"{properties.PRODUCER_GROUP}\x01{one.producer_group}\x02{properties.TRANSACTION_MARK}\x01true\x02"
+                f"{properties.TRANSACTION_ID}\x01{transaction_id}\x02"
+            )
+            own_bytes = b"UNIQ_KEY\x01%b\x02%b%b" % (one.message_id.encode(), one.attributes, own.encode())
+            final: Row = (one.queue, own_bytes, one.body, one.tags_code, row[4], _COMMIT, log_offset)
+            self._keep(transaction_id, _Kept(transaction, message, final))
+        self._journal.note_appended(HALF_QUEUE, halves)
+        self._journal.owe()
+
+    # ----------------------------------------------------------------------------------------------------------- decide
+
+    def take(self, transaction_id: str) -> bool:
+        """Have the turn of an undecided transaction that is kept, until `decide` has ended; False where it is not for here."""
+        kept = self._kept.get(transaction_id)
+        if kept is None:
+            return False
+        transaction = kept.transaction
+        is_as_begun = transaction.state is TxnState.PREPARED and transaction.begun_as is None
+        is_visible = self._store.bounds(HALF_QUEUE).end > kept.message.half_offset
+        return is_as_begun and is_visible and self._turns.take(transaction_id)
+
+    def give_back(self, transaction_ids: Sequence[str]) -> None:
+        """Leave to others what `take` has taken."""
+        for transaction_id in transaction_ids:
+            self._turns.give_back(transaction_id)
+
+    def decide(
+        self,
+        transaction_ids: Sequence[str],
+        state: TxnState,
+        *,
+        done: Callable[[Decided], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Commit or roll back, for their producers, what `take` has taken; then `done` or `failed`, and others have their turn.
+
+        Raises at once what `RowAppends.append_rows` raises, and UnknownTopic; nothing is given back then.
+        """
+        now_ms = self._journal.clock.wall_ms()
+        kept = [self._kept[transaction_id] for transaction_id in transaction_ids]
+        rows: list[Row] = []
+        for transaction_id, one in zip(transaction_ids, kept, strict=True):
+            own = (
+                f"KEYS\x01{transaction_id}\x02TAGS\x01{check_pass.OP_TAG}\x02{properties.TRANSACTION_ID}\x01{transaction_id}\x02"
+                f"{DECISION}\x01{_WORDS[state]}\x02{DECIDED_BY}\x01{Resolver.PRODUCER}\x02"
+            )
+            if state is TxnState.COMMITTED:
+                own = f"{own}{FINALS_FROM}\x01{self._store.bounds(one.message.queue).end}\x02"
+                rows.append(one.final)
+            rows.append((OP_QUEUE, own.encode(), b"%d," % one.message.half_offset, _OP_CODE, now_ms, _NONE, 0))
+
+        def stored(placed: Placed) -> None:
+            if placed.durable:
+                decided(placed)
+            else:  # the sync takes longer than the engine's limit, and a decision is not answered before it is on disk
+                self._turns.run(wait(placed))
+
+        async def wait(placed: Placed) -> None:
+            last = Appended(OP_QUEUE, placed.queue_offsets[-1], placed.log_offsets[-1], placed.stored_at_ms, durable=False)
+            try:
+                if isinstance(self._store, SyncedPosition):
+                    await self._store.wait_durable(last)
+            except MessagingError as error:
+                refused(error)
+            else:
+                decided(placed)
+
+        def decided(placed: Placed) -> None:
+            messages = self._note_decided(kept, state, now_ms, placed.queue_offsets)
+            end()
+            done(Decided([one.transaction for one in kept], messages, now_ms))
+
+        def refused(error: Exception) -> None:
+            end()
+            failed(error)
+
+        def end() -> None:
+            self._turns.end_many(len(kept))
+            self.give_back(transaction_ids)
+
+        self._store.append_rows(rows, durability=Durability.SYNCED, done=stored, failed=refused, from_reserve=True)
+        self._turns.begin_many(len(kept))
+
+    def _note_decided(
+        self, kept: Sequence[_Kept], state: TxnState, now_ms: int, queue_offsets: Sequence[int]
+    ) -> list[TxnMessage]:
+        """Apply the decisions; the messages as they are then. `queue_offsets`: of the rows."""
+        messages = []
+        is_commit = state is TxnState.COMMITTED
+        op_offsets = queue_offsets[1::2] if is_commit else queue_offsets
+        for number, one in enumerate(kept):
+            message = one.message
+            if is_commit:
+                message = msgspec.structs.replace(message, final_offset=queue_offsets[2 * number])
+            self._journal.note_decided(one.transaction, (message,), state, Resolver.PRODUCER, now_ms)
+            self._forget(one.transaction.transaction_id)
+            messages.append(message)
+        self._journal.note_appended(OP_QUEUE, op_offsets)
+        self._journal.owe()
+        return messages
+
+    def _keep(self, transaction_id: str, kept: _Kept) -> None:
+        self._kept[transaction_id] = kept
+        self._kept_bytes += len(kept.final[2]) + _KEPT_COST_BYTES
+        while self._kept_bytes > _KEPT_BYTES:
+            _, oldest = self._kept.popitem(last=False)
+            self._kept_bytes -= len(oldest.final[2]) + _KEPT_COST_BYTES
+
+    def _forget(self, transaction_id: str) -> None:
+        kept = self._kept.pop(transaction_id, None)
+        if kept is not None:
+            self._kept_bytes -= len(kept.final[2]) + _KEPT_COST_BYTES
