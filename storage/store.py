@@ -5,9 +5,13 @@ that receipts show and that a final record hands back as its half message's plac
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from functools import cache
+from typing import NamedTuple, Protocol, cast, runtime_checkable
 
 from storage.errors import CorruptRecord, OffsetBeyondEnd, RejectedError
+from storage.formats import stored_record
+from storage.formats.queue_entry import tag_hash
+from storage.formats.stored_record import StoredRecord
 from storage.message import Appended, DueEntry, Durability, Message, OffsetRange, Placed, QueueId, Row, StoredMessage
 
 LAST_MS = (1 << 63) - 1  # of wall milliseconds: no end
@@ -264,6 +268,30 @@ class TagCodes(Protocol):
 
         Different tags may have one hash: the caller compares the tags.
         """
+
+
+class ScannedRecords(NamedTuple):
+    """Some messages of a queue as their records, and the offset behind all that was looked at."""
+
+    records: list[StoredRecord]
+    next_offset: int
+
+
+@runtime_checkable
+class RecordReads(Protocol):
+    """Engines that store messages as RocketMQ's records, and give these as they are."""
+
+    async def read_records(
+        self,
+        queue: QueueId,
+        queue_offset: int,
+        *,
+        tag_codes: Collection[int] | None = None,
+        max_scanned: int,
+        max_messages: int,
+        max_bytes: int,
+    ) -> ScannedRecords:
+        """As `read`, of the next `max_scanned` messages; with `tag_codes` as `TagCodes.read_tagged`. The same is checked."""
 
 
 SYNC_BUCKETS_MS = (1, 2, 5, 10, 20, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000)
@@ -548,6 +576,34 @@ async def read_each(
         if max_bytes <= 0:
             break
     return found
+
+
+async def read_records(
+    store: MessageStore,
+    queue: QueueId,
+    queue_offset: int,
+    *,
+    tag_codes: Collection[int] | None = None,
+    max_scanned: int,
+    max_messages: int,
+    max_bytes: int,
+) -> ScannedRecords:
+    """`RecordReads` from any engine."""
+    if _gives_records(type(store)):
+        engine = cast("RecordReads", store)
+        return await engine.read_records(
+            queue, queue_offset, tag_codes=tag_codes, max_scanned=max_scanned, max_messages=max_messages, max_bytes=max_bytes
+        )
+    count = min(max_scanned, max_messages)
+    messages = await store.read(queue, queue_offset, max_messages=count, max_bytes=max_bytes)
+    wanted = [one for one in messages if tag_codes is None or tag_hash(one.tag) in tag_codes]
+    return ScannedRecords([stored_record.of_message(one) for one in wanted], queue_offset + len(messages))
+
+
+@cache
+def _gives_records(kind: type) -> bool:
+    """Looked up once: to compare a class with a protocol takes longer than to read several messages."""
+    return issubclass(kind, RecordReads)
 
 
 async def find_message(store: MessageStore, queue: QueueId, from_offset: int, message_id: str) -> StoredMessage | None:

@@ -1,6 +1,6 @@
 """A file system that fails: a wrapper around another one whose calls raise OSError when a plan says so."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import PurePath
 
 from storage.files.vfs import File, Lock, MappedRegion, Space, Vfs
@@ -25,6 +25,10 @@ class FaultyFile:
     def read_cached(self, offset: int, length: int) -> bytes | None:
         self._plan("read", self._path)
         return self._inner.read_cached(offset, length)
+
+    def read_each_cached(self, places: Sequence[tuple[int, int]], buffer: bytearray) -> list[bytes]:
+        self._plan("read", self._path)
+        return self._inner.read_each_cached(places, buffer)
 
     def data_ranges(self, offset: int) -> list[tuple[int, int]]:
         return self._inner.data_ranges(offset)

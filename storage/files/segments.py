@@ -11,7 +11,7 @@ The list of segments is replaced, never changed in place: the preparing thread a
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import PurePath
 
@@ -50,6 +50,22 @@ class Segment:
             return None
         try:
             return handle.file.read_cached(offset, length)
+        finally:
+            self._handles.release(handle)
+
+    def read_each_cached(self, places: Sequence[tuple[int, int]], buffer: bytearray, *, is_hot: bool) -> list[bytes]:
+        """The bytes at each (offset, length), up to the first one for which the disk would have to be asked.
+
+        `buffer`: kept by the caller, at least as long as each of them. `is_hot`: all of them were stored a moment ago, so that
+        the mapping has them. The owner's thread.
+        """
+        if is_hot and self.region is not None:
+            return self.region.read_each(places)
+        handle = self._handles.acquire_open(self.path)
+        if handle is None:
+            return []
+        try:
+            return handle.file.read_each_cached(places, buffer)
         finally:
             self._handles.release(handle)
 

@@ -16,7 +16,7 @@ the next start finds it. `after_kill` gives it as a killed process leaves it: th
 """
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from random import Random
 
@@ -156,6 +156,9 @@ class SimulatedRegion:
     def read(self, offset: int, length: int) -> bytes:
         return bytes(self._open_inode.live[offset : offset + length])
 
+    def read_each(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [self.read(offset, length) for offset, length in places]
+
     def close(self) -> None:
         if self._inode is not None:
             self._inode = None
@@ -187,6 +190,9 @@ class SimulatedFile:
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
         return self.read(offset, length)
+
+    def read_each_cached(self, places: Sequence[tuple[int, int]], buffer: bytearray) -> list[bytes]:
+        return [self.read(offset, length) for offset, length in places]
 
     def data_ranges(self, offset: int) -> list[tuple[int, int]]:
         return [(offset, self.size())] if offset < self.size() else []

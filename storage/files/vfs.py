@@ -11,13 +11,14 @@ import fcntl
 import mmap
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 T = TypeVar("T")
 
 PAGE_BYTES = 4096
+_GAP_BYTES = 16 << 10  # to copy so many takes less time than another call
 _FLOCK = struct.Struct("hhqqi0q")  # struct flock: type, whence, start, length, process
 
 
@@ -45,6 +46,9 @@ class MappedRegion(Protocol):
 
     def read(self, offset: int, length: int) -> bytes: ...
 
+    def read_each(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes at each (offset, length)."""
+
     def close(self) -> None: ...
 
 
@@ -58,6 +62,13 @@ class File(Protocol):
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
         """As `read`, but None where the disk would have to be asked."""
+
+    def read_each_cached(self, places: Sequence[tuple[int, int]], buffer: bytearray) -> list[bytes]:
+        """The bytes at each (offset, length), up to the first one for which the disk would have to be asked.
+
+        Offsets that ascend, with little between one and the next, are read together. `buffer`: kept by the caller, since to
+        make one takes longer than to read; as long as each of the lengths at least.
+        """
 
     def data_ranges(self, offset: int) -> list[tuple[int, int]]:
         """(begin, end) of all there is from `offset` on that may hold anything but zeros.
@@ -150,6 +161,10 @@ class _OsRegion:
     def read(self, offset: int, length: int) -> bytes:
         return self._map[offset : offset + length]
 
+    def read_each(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
+        mapped = self._map
+        return [mapped[offset : offset + length] for offset, length in places]
+
     def close(self) -> None:
         self._map.close()
 
@@ -181,6 +196,29 @@ class _OsFile:
                 return None
             raise
         return bytes(buffer) if count == length else None
+
+    def read_each_cached(self, places: Sequence[tuple[int, int]], buffer: bytearray) -> list[bytes]:
+        found: list[bytes] = []
+        view = memoryview(buffer)
+        while len(found) < len(places):
+            begin = end = places[len(found)][0]
+            together = []
+            for offset, length in places[len(found) :]:
+                if not 0 <= offset - end <= _GAP_BYTES or offset + length - begin > len(buffer):
+                    break
+                end = offset + length
+                together.append((offset - begin, end - begin))
+            assert together, "the caller reads a longer piece by itself"
+            try:
+                count = os.preadv(self._fd, [view[: end - begin]], begin, os.RWF_NOWAIT)
+            except OSError as error:
+                if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
+                    return found
+                raise
+            found += [bytes(view[at:until]) for at, until in together if until <= count]
+            if count < end - begin:
+                return found
+        return found
 
     def data_ranges(self, offset: int) -> list[tuple[int, int]]:
         ranges: list[tuple[int, int]] = []

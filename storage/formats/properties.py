@@ -50,6 +50,14 @@ _LOOKED_UP_BY = re.compile(rb"(?:^|\x02)(UNIQ_KEY|KEYS)\x01([^\x02]+)")
 UNIT = "__unit"  # the two that formats/unit.py adds and takes away again
 SEAL = "__seal"
 
+# The property string of a record that EscrowMQ wrote, in the order in which formats/unit.py writes it: (message id, key, tag,
+# the other items). The first three are ASCII without control characters, quotes and backslashes. Another string does not match.
+_PLAIN_TEXT = rb"([\x20\x21\x23-\x5b\x5d-\x7e]+)"
+match_plain = re.compile(
+    rb"UNIQ_KEY\x01" + _PLAIN_TEXT + rb"\x02(?:KEYS\x01" + _PLAIN_TEXT + rb"\x02)?+(?:TAGS\x01" + _PLAIN_TEXT + rb"\x02)?+"
+    rb"((?:(?!\x02|__unit\x01)[^\x02]+\x02)*+)\x02*+__unit\x01[^\x02]{40}\x02(?:__seal\x01[^\x02]{8}\x02)?+\Z"
+).match  # fmt: skip
+
 ROCKETMQ_RESERVED = frozenset(
     """
     KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET BUYER_ID ORIGIN_MESSAGE_ID
@@ -102,6 +110,28 @@ def split(properties: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]
         return {}, dict(properties)
     own = {name: value for name, value in properties.items() if name not in ROCKETMQ_RESERVED and name[:2] != "__"}
     return own, {name: value for name, value in properties.items() if name not in own}
+
+
+def of_message(raw: bytes) -> tuple[str, str | None, str | None, dict[str, str], dict[str, str]]:
+    """(message id, key, tag, the sender's own properties, the other reserved ones) of a property string."""
+    own, reserved = split(decode(raw))
+    reserved.pop(UNIT, None)
+    reserved.pop(SEAL, None)
+    if EMPTY in reserved:
+        own |= dict.fromkeys(reserved.pop(EMPTY).split(","), "")
+    return reserved.pop(MESSAGE_ID, ""), reserved.pop(KEYS, None), reserved.pop(TAGS, None), own, reserved
+
+
+_NAMED_FIRST = frozenset({MESSAGE_ID, KEYS, TAGS, EMPTY, UNIT, SEAL})
+
+
+def split_rest(rest: bytes) -> tuple[dict[str, str], dict[str, str]] | None:
+    """As `split`, of the other items of a string that `match_plain` has matched.
+
+    None where there is more to them: a name that has been matched is repeated, or some values are empty.
+    """
+    own, reserved = split(decode(rest))
+    return (own, reserved) if _NAMED_FIRST.isdisjoint(reserved) else None
 
 
 assert all(map(is_reserved, _ALL_RESERVED))

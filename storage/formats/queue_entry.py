@@ -33,6 +33,15 @@ def decode(raw: bytes, at: int = 0) -> QueueEntry:
     return QueueEntry._make(_LAYOUT.unpack_from(raw, at))
 
 
+Fields = tuple[int, int, int]
+"""The fields of an entry where many are looked at: a named tuple takes three times as long to make."""
+
+
+def fields_of_all(raw: bytes) -> list[Fields]:
+    """As `decode_all`."""
+    return list(_LAYOUT.iter_unpack(raw))
+
+
 def decode_all(raw: bytes) -> Iterator[QueueEntry]:
     """The entries of a whole number of them."""
     return map(QueueEntry._make, _LAYOUT.iter_unpack(raw))

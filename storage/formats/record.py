@@ -96,7 +96,11 @@ class Record(NamedTuple):
 
     @property
     def transaction(self) -> TransactionBits:
-        return _TRANSACTION[self.sys_flag & TRANSACTION_MASK]
+        return transaction_bits(self.sys_flag)
+
+
+def transaction_bits(sys_flag: int) -> TransactionBits:
+    return _TRANSACTION[sys_flag & TRANSACTION_MASK]
 
 
 def body_crc(body: bytes) -> int:
@@ -239,19 +243,15 @@ def _host(raw: bytes, at: int, is_ipv6: int) -> tuple[bytes, int]:
 
 
 def to_message(record: Record) -> StoredMessage:
-    """The record as the house speaks of it: properties parsed and split into the sender's own and the reserved ones."""
-    own, reserved = properties.split(properties.decode(record.properties))
-    reserved.pop(properties.UNIT, None)
-    reserved.pop(properties.SEAL, None)
-    if properties.EMPTY in reserved:
-        own |= dict.fromkeys(reserved.pop(properties.EMPTY).split(","), "")
+    """The record as a message: properties parsed and split into the sender's own and the reserved ones."""
+    message_id, key, tag, own, reserved = properties.of_message(record.properties)
     return StoredMessage(
-        queue=_queue_id(record.topic, record.queue_number),
-        message_id=reserved.pop(properties.MESSAGE_ID, ""),
+        queue=queue_id(record.topic, record.queue_number),
+        message_id=message_id,
         body=record.body,
         born_at_ms=record.born_at_ms,
-        key=reserved.pop(properties.KEYS, None),
-        tag=reserved.pop(properties.TAGS, None),
+        key=key,
+        tag=tag,
         properties=own,
         system=reserved,
         transaction=record.transaction,
@@ -262,4 +262,4 @@ def to_message(record: Record) -> StoredMessage:
     )
 
 
-_queue_id = lru_cache(maxsize=4_096)(QueueId)  # to make one takes five times as long
+queue_id = lru_cache(maxsize=4_096)(QueueId)  # to make one takes five times as long

@@ -10,16 +10,16 @@ from typing import NamedTuple
 from storage.errors import CorruptRecord
 from storage.files.segments import Segments
 from storage.formats import record as records
-from storage.formats import scan, unit
+from storage.formats import scan, stored_record, unit
 from storage.formats.names import LOST_TOPIC
-from storage.formats.queue_entry import QueueEntry
+from storage.formats.queue_entry import Fields, QueueEntry
 from storage.formats.record import DamagedRecord, Record
+from storage.formats.stored_record import StoredRecord
 from storage.local.ranges import Ranges
 from storage.message import QueueId
 
 _HOT_BYTES = 32 << 20  # behind the writer, the mapping is in memory: it has just been stored into
-_TOGETHER_BYTES = 1 << 17  # of one fetch: records of a queue, and what lies between them
-_FETCHED_BYTES = 1 << 20  # the same, in a thread that may wait
+_FETCHED_BYTES = 1 << 20  # of one fetch, in a thread that may wait: records of a queue, and what lies between them
 _AT_ONCE_BYTES = 1 << 18  # a longer record is read in a thread, disk or not: it takes milliseconds to copy
 _VERIFY_WINDOW = 1 << 16  # of a unit at first: most are small, and who reads what lies scattered verifies each
 
@@ -39,33 +39,47 @@ class CommitLog:
         self.trusted_from = trusted_from
         self.written_end = written_end  # the writer moves it
         self._verified = Ranges()
+        self._buffer = bytearray(_AT_ONCE_BYTES)
 
     @property
     def first_offset(self) -> int:
         return self.segments.first_offset
 
-    def read_now(self, offset: int, length: int, among: "Piece | None" = None) -> Record | None:
-        """The record, or None where the disk must be asked (then `read`, in a thread that may wait).
-
-        `among`: what was fetched of the log before. Raises CorruptRecord.
-        """
+    def read_now(self, offset: int, length: int) -> Record | None:
+        """The record, or None where the disk must be asked (then `read`, in a thread that may wait). Raises CorruptRecord."""
         if not 0 < length <= _AT_ONCE_BYTES or (offset < self.trusted_from and not self._verified.covers(offset)):
             return None
-        if among is not None and among.begin <= offset <= among.end - length:
-            return self._decode(among.data, offset, length, at=offset - among.begin)
         raw = self._bytes_now(offset, length)
         return None if raw is None else self._decode(raw, offset, length)
 
-    def fetch_now(self, entries: Sequence[QueueEntry]) -> "Piece | None":
-        """What these entries of a queue point to, in one go; None where the disk must be asked, or they are not neighbours."""
-        if len(entries) < 2:
-            return None
-        begin, end = entries[0].physical_offset, entries[-1].physical_offset + entries[-1].record_bytes
-        data = self._bytes_now(begin, end - begin) if 0 < end - begin <= _TOGETHER_BYTES else None
-        return None if data is None else Piece(begin, end, data)
+    def stored_now(self, queue: QueueId, queue_offsets: Sequence[int], entries: Sequence[Fields]) -> list[StoredRecord]:
+        """The first of the records that these entries of a queue point to, as many as memory has in one segment.
 
-    def fetch(self, entries: Sequence[QueueEntry]) -> "Piece | None":
-        """As `fetch_now`, in a thread that may wait; the piece may end before the last of them."""
+        Empty where the disk must be asked for the first one, or it was never verified, or it or its entry is damaged: the read
+        lane finds out which.
+        """
+        try:
+            segment = self.segments.find(entries[0][0])
+        except IndexError:  # a damaged entry points outside of the log
+            return []
+        trusted_from, is_verified, base = self.trusted_from, self._verified.covers, segment.base_offset
+        hot_from = max(trusted_from, self.written_end - _HOT_BYTES)
+        is_hot = entries[0][0] >= hot_from
+        begin, end = hot_from if is_hot else base, min(segment.end_offset, self.written_end)
+        places: list[tuple[int, int]] = []
+        for offset, length, _ in entries:
+            if not 0 < length <= _AT_ONCE_BYTES or offset < begin or offset + length > end:
+                break
+            if offset < trusted_from and not is_verified(offset):
+                break
+            places.append((offset - base, length))
+        if not places or queue.topic == LOST_TOPIC:
+            return []
+        found = segment.read_each_cached(places, self._buffer, is_hot=is_hot)
+        return stored_record.of_queue(queue, queue_offsets, entries, found)
+
+    def fetch(self, entries: Sequence[QueueEntry]) -> Piece | None:
+        """The bytes that these entries of a queue point to; they may end before the last of them. May wait for the disk."""
         begin, end = entries[0].physical_offset, entries[-1].physical_offset + entries[-1].record_bytes
         if len(entries) < 2 or not 0 < end - begin <= _FETCHED_BYTES:
             return None
@@ -103,12 +117,12 @@ class CommitLog:
         except IndexError:  # its segment was dropped meanwhile
             return None
 
-    def _decode(self, raw: bytes, offset: int, length: int, *, at: int = 0) -> Record:
+    def _decode(self, raw: bytes, offset: int, length: int) -> Record:
         try:
-            record = records.decode(raw, at)
+            record = records.decode(raw)
         except DamagedRecord as damage:
             raise self.corrupt(offset, str(damage)) from None
-        if record.physical_offset != offset or records.start(raw, at)[0] != length:
+        if record.physical_offset != offset or records.start(raw)[0] != length:
             raise self.corrupt(offset, f"the record says it lies at {record.physical_offset}")
         if record.topic == LOST_TOPIC:
             raise self.corrupt(offset, "the message was damaged, and a repair left it out", was_taken_out=True)

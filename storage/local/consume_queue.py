@@ -58,13 +58,11 @@ class ConsumeQueue:
     def has_unflushed(self) -> bool:
         return self._unflushed_from < self.end
 
-    def recent(self, queue_offset: int, count: int) -> list[QueueEntry] | None:
+    def recent(self, queue_offset: int, count: int) -> bytes | None:
         """Entries from memory; None where they are only in the file."""
         recent_from, recent = self._recent
         at = queue_offset - recent_from
-        if at < 0:
-            return None
-        return [queue_entry.decode(entry) for entry in recent[at : at + count]]
+        return b"".join(recent[at : at + count]) if at >= 0 else None
 
     def replay(self, queue_offset: int, entry: bytes) -> bool:
         """Recovery found this message: take it, unless it is known. False: it is not the next one, others are missing."""
@@ -244,7 +242,8 @@ class QueueFiles:
         if queue_offset < in_memory_from:
             # No further than what is written: what lies behind in the file are zeros.
             return self.read(queue.id, queue_offset, min(count, in_memory_from - queue_offset))
-        return queue.recent(queue_offset, count) or self.read(queue.id, queue_offset, count)
+        recent = queue.recent(queue_offset, count)
+        return list(queue_entry.decode_all(recent)) if recent else self.read(queue.id, queue_offset, count)
 
     def read(self, queue: QueueId, queue_offset: int, count: int) -> list[QueueEntry]:
         """Up to `count` entries of one file; the read lane's."""
@@ -254,16 +253,16 @@ class QueueFiles:
             raw = file.read(at, length)
         return list(queue_entry.decode_all(raw[: len(raw) // ENTRY_BYTES * ENTRY_BYTES]))
 
-    def entries_now(self, queue: ConsumeQueue, queue_offset: int, count: int) -> list[QueueEntry] | None:
+    def entries_now(self, queue: ConsumeQueue, queue_offset: int, count: int) -> list[queue_entry.Fields] | None:
         """As `entries`, the owner's; None where the disk must be asked."""
         recent = queue.recent(queue_offset, count)
         if recent is not None:
-            return recent
+            return queue_entry.fields_of_all(recent)
         path, at = self._place(queue.id, queue_offset)
         length = min(min(count, queue.recent_from - queue_offset) * ENTRY_BYTES, self._file_bytes - at)
         with self._handles.use_open(path) as file:
             raw = None if file is None else file.read_cached(at, length)
-        return None if raw is None else list(queue_entry.decode_all(raw))
+        return None if raw is None else queue_entry.fields_of_all(raw)
 
     def read_now(self, queue: ConsumeQueue, queue_offsets: Iterable[int]) -> list[QueueEntry | None]:
         """The entry at each of these offsets; None where the disk must be asked."""
@@ -273,9 +272,8 @@ class QueueFiles:
                 for queue_offset in in_file:
                     recent = queue.recent(queue_offset, 1)
                     if recent is None and file is not None:
-                        raw = file.read_cached(queue_offset * ENTRY_BYTES % self._file_bytes, ENTRY_BYTES)
-                        recent = None if raw is None else [queue_entry.decode(raw)]
-                    found.append(recent[0] if recent else None)
+                        recent = file.read_cached(queue_offset * ENTRY_BYTES % self._file_bytes, ENTRY_BYTES)
+                    found.append(queue_entry.decode(recent) if recent else None)
         return found
 
     def first_stored_at(self, queue: QueueId, bounds: OffsetRange, log_offset: int) -> int:

@@ -43,6 +43,7 @@ from storage.store import (
     PutBack,
     RecoveryReport,
     Scanned,
+    ScannedRecords,
     ScrubStatus,
     SegmentInfo,
     Snapshot,
@@ -333,6 +334,27 @@ class LocalMessageStore:
         """TagCodes."""
         self._check_readable()
         return await self._reader.read_tagged(
+            queue,
+            queue_offset,
+            tag_codes=tag_codes,
+            max_scanned=max_scanned,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+        )
+
+    async def read_records(
+        self,
+        queue: QueueId,
+        queue_offset: int,
+        *,
+        tag_codes: Collection[int] | None = None,
+        max_scanned: int,
+        max_messages: int,
+        max_bytes: int,
+    ) -> ScannedRecords:
+        """RecordReads."""
+        self._check_readable()
+        return await self._reader.read_records(
             queue,
             queue_offset,
             tag_codes=tag_codes,

@@ -9,20 +9,24 @@ from typing import TypeVar
 
 from storage.errors import CorruptRecord, OffsetBeyondEnd, OffsetExpired, RejectedError
 from storage.formats import record as records
-from storage.formats.queue_entry import QueueEntry
-from storage.local.commit_log import CommitLog, Piece
+from storage.formats import stored_record
+from storage.formats.queue_entry import Fields, QueueEntry
+from storage.formats.stored_record import StoredRecord
+from storage.local.commit_log import CommitLog
 from storage.local.consume_queue import ConsumeQueue, ConsumeQueues, QueueFiles
 from storage.local.futures import Repairs, in_lane
 from storage.local.queue_check import DoubtfulEntry, QueueCheck
 from storage.local.runner import Lane, Runner
 from storage.message import QueueId, StoredMessage
-from storage.store import Scanned
+from storage.store import Scanned, ScannedRecords
 
 T = TypeVar("T")
 
-_AT_ONCE = 32  # messages; about a millisecond
-_AT_ONCE_BYTES = 1 << 20  # of bodies; the same
+_AT_ONCE = 32  # messages that are decoded; half a millisecond
+_RECORDS_AT_ONCE = 256  # records that are read as they are; the same
+_BYTES_AT_ONCE = 1 << 20  # of these; the same
 _ENTRIES_AT_ONCE = 1_024  # of a queue, where most of what they point to is not read
+_OVERHEAD_BYTES = 256  # of a record beside its body: more than most have
 
 
 class Reader:
@@ -39,7 +43,7 @@ class Reader:
     async def read(self, queue: QueueId, queue_offset: int, *, max_messages: int, max_bytes: int) -> list[StoredMessage]:
         page = _Page(queue_offset, max_messages, max_bytes)
         await self._fill(page, self._readable(queue, queue_offset), max_messages)
-        return page.messages
+        return await _decoded(page.records)
 
     async def read_tagged(
         self,
@@ -53,7 +57,21 @@ class Reader:
     ) -> Scanned:
         page = _Page(queue_offset, max_messages, max_bytes, tag_codes)
         await self._fill(page, self._readable(queue, queue_offset), max_scanned)
-        return Scanned(page.messages, page.next_offset)
+        return Scanned(await _decoded(page.records), page.next_offset)
+
+    async def read_records(
+        self,
+        queue: QueueId,
+        queue_offset: int,
+        *,
+        tag_codes: Collection[int] | None,
+        max_scanned: int,
+        max_messages: int,
+        max_bytes: int,
+    ) -> ScannedRecords:
+        page = _Page(queue_offset, max_messages, max_bytes, tag_codes)
+        await self._fill(page, self._readable(queue, queue_offset), max_scanned)
+        return ScannedRecords(page.records, page.next_offset)
 
     async def read_each(
         self, places: Sequence[tuple[QueueId, int]], *, max_bytes: int
@@ -112,12 +130,10 @@ class Reader:
             found.append(None if record is None else records.to_message(record))
         return found
 
-    def _record_now(
-        self, queue: ConsumeQueue, queue_offset: int, entry: QueueEntry, among: Piece | None = None
-    ) -> records.Record | None:
+    def _record_now(self, queue: ConsumeQueue, queue_offset: int, entry: QueueEntry) -> records.Record | None:
         """None where a file must be asked, or it or the log is damaged: the read lane finds out which."""
         try:
-            record = self._log.read_now(entry.physical_offset, entry.record_bytes, among)
+            record = self._log.read_now(entry.physical_offset, entry.record_bytes)
         except CorruptRecord:
             return None
         if record is None or (record.topic, record.queue_number, record.queue_offset) != (*queue.id, queue_offset):
@@ -165,22 +181,27 @@ class Reader:
 
     def _fill_now(self, page: "_Page", queue: ConsumeQueue, end: int) -> bool:
         """A piece of it from memory; False where a file must be asked for the next one."""
-        at_once = _AT_ONCE if page.wants_all else _ENTRIES_AT_ONCE
-        entries = self._files.entries_now(queue, page.next_offset, min(at_once, end - page.next_offset))
-        if not entries or not (page.wants_all or self._check.is_confirmed(queue, page.next_offset, len(entries))):
+        begin = page.next_offset
+        at_once = min(_RECORDS_AT_ONCE if page.wants_all else _ENTRIES_AT_ONCE, end - begin)
+        entries = self._files.entries_now(queue, begin, at_once)
+        if not entries or not (page.wants_all or self._check.is_confirmed(queue, begin, len(entries))):
             return False
-        piece = self._log.fetch_now(entries)
-        most, left_bytes = len(page.messages) + _AT_ONCE, _AT_ONCE_BYTES
-        for entry in entries:
-            if not page.wants(entry):
-                continue
-            record = self._record_now(queue, page.next_offset, entry, piece)
-            if record is None:
-                return False
-            page.add(records.to_message(record))
-            left_bytes -= len(record.body)
-            if page.is_full or len(page.messages) == most or left_bytes <= 0:
-                break
+        end = begin + len(entries)  # of what is looked at here
+        offsets: Sequence[int] = range(begin, end)
+        if not page.wants_all:
+            offsets = [offset for offset, (_, _, tag_hash) in zip(offsets, entries, strict=True) if page.wants(tag_hash)]
+            entries = [entries[offset - begin] for offset in offsets]
+        count = _count_of(entries, page.room, min(page.left_bytes, _BYTES_AT_ONCE))
+        if count < len(entries):
+            end = offsets[count]
+        found = self._log.stored_now(queue.id, offsets[:count], entries[:count]) if count else []
+        if found:
+            page.add_all(found)
+        if page.is_full:
+            return True
+        if len(found) < count:
+            return len(found) > 0
+        page.next_offset = end
         return True
 
     def _fill_waiting(self, page: "_Page", queue: ConsumeQueue, end: int) -> None:
@@ -191,44 +212,86 @@ class Reader:
                 if not page.wants_all:
                     entries = self._check.confirmed(queue, page.next_offset, entries)
                 for entry in entries:
-                    if page.wants(entry):
-                        page.add(records.to_message(self._check.record(queue, page.next_offset, entry)))
+                    if page.wants(entry.tag_hash):
+                        page.add(stored_record.of_record(self._check.record(queue, page.next_offset, entry)))
+                    else:
+                        page.next_offset += 1
                     if page.is_full:
                         return
             except CorruptRecord as damage:
                 page.end_at(damage)
 
 
+def _count_of(entries: Sequence[Fields], most: int, left_bytes: int) -> int:
+    """How many of these records to read: at least one, and about as many as there is room for."""
+    entries = entries[:most]
+    if sum([record_bytes for _, record_bytes, _ in entries]) <= left_bytes:
+        return len(entries)
+    count = 0
+    for _, record_bytes, _ in entries:
+        count += 1
+        left_bytes -= record_bytes - _OVERHEAD_BYTES
+        if left_bytes < 0:
+            break
+    return count
+
+
+async def _decoded(found: list[StoredRecord]) -> list[StoredMessage]:
+    """The messages of these records; others have their turn between them."""
+    messages = [record.message() for record in found[:_AT_ONCE]]
+    for begin in range(_AT_ONCE, len(found), _AT_ONCE):
+        await asyncio.sleep(0)
+        messages += [record.message() for record in found[begin : begin + _AT_ONCE]]
+    return messages
+
+
 class _Page:
-    """The messages of one read, up to a number of them and of body bytes but at least one."""
+    """The records of one read, up to a number of them and of body bytes but at least one."""
 
     def __init__(self, queue_offset: int, max_messages: int, max_bytes: int, tag_codes: Collection[int] | None = None) -> None:
         """`tag_codes`: the hashes of the tags that are wanted; None: all."""
-        self.messages: list[StoredMessage] = []
+        self.records: list[StoredRecord] = []
         self.is_full = False
-        self._first_offset = self.next_offset = queue_offset
+        self.next_offset = queue_offset  # of the first message that was not looked at, or does not fit
+        self.left_bytes = max_bytes
+        self._first_offset = queue_offset
         self._max_messages = max_messages
-        self._left_bytes = max_bytes
         self._tag_codes = tag_codes
 
     @property
     def wants_all(self) -> bool:
         return self._tag_codes is None
 
-    def wants(self, entry: QueueEntry) -> bool:
-        """False: the message at `next_offset` need not be read, and is passed over."""
-        if self._tag_codes is None or entry.tag_hash in self._tag_codes:
-            return True
-        self.next_offset += 1
-        return False
+    @property
+    def room(self) -> int:
+        """So many more records at most need be read: with the last of them it turns out that the page is full."""
+        return min(_RECORDS_AT_ONCE, self._max_messages + 1 - len(self.records))
 
-    def add(self, message: StoredMessage) -> None:
-        """Where it does not fit any more, the page is full and ends before it."""
-        self._left_bytes -= len(message.body)
-        if self.messages and (self._left_bytes < 0 or len(self.messages) == self._max_messages):
+    def wants(self, tag_hash: int) -> bool:
+        """False: the message need not be read, and is passed over."""
+        return self._tag_codes is None or tag_hash in self._tag_codes
+
+    def add_all(self, found: list[StoredRecord]) -> None:
+        """As `add`, one after another; what is between them is passed over."""
+        left_bytes = self.left_bytes - sum([record.body_end - record.body_at for record in found])
+        if left_bytes >= 0 and len(self.records) + len(found) <= self._max_messages:
+            self.records += found
+            self.left_bytes = left_bytes
+            self.next_offset = found[-1].queue_offset + 1
+            return
+        for record in found:
+            self.next_offset = record.queue_offset
+            self.add(record)
+            if self.is_full:
+                break
+
+    def add(self, record: StoredRecord) -> None:
+        """The record at `next_offset`. Where it does not fit any more, the page is full and ends before it."""
+        self.left_bytes -= record.body_bytes
+        if self.records and (self.left_bytes < 0 or len(self.records) == self._max_messages):
             self.is_full = True
             return
-        self.messages.append(message)
+        self.records.append(record)
         self.next_offset += 1
 
     def end_at(self, damage: CorruptRecord) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from storage.errors import InvalidRequest, OffsetBeyondEnd, OffsetExpired, StoreClosed, UnknownQueue, UnknownTopic
@@ -10,6 +11,7 @@ from storage.formats.row import rows_of
 from storage.message import Durability, OffsetRange, Placed, QueueId, Row, TransactionBits
 from storage.store import (
     KeyLookup,
+    RecordReads,
     RowAppends,
     Snapshot,
     Snapshots,
@@ -18,6 +20,7 @@ from storage.store import (
     TopicDeletion,
     TopicListing,
     find_message,
+    read_records,
 )
 from tests.support.builders import message, messages
 
@@ -44,6 +47,8 @@ async def test_what_was_appended_is_read_with_every_field(store):
     for field in sent.__struct_fields__:
         assert getattr(found, field) == getattr(sent, field), field
     assert found.ordering_key == "customer"
+    (record,), _ = await read_records(store, FIRST, 0, max_scanned=1, **EVERYTHING)
+    assert msgspec.structs.replace(record.message(), log_offset=found.log_offset) == found
     assert (found.queue, found.queue_offset, found.stored_at_ms) == (
         appended.queue,
         appended.queue_offset,
@@ -421,8 +426,16 @@ async def test_of_tags_only_those_with_a_wanted_hash_are_read_and_what_was_looke
 
     async def read(at: int, *wanted: str, **limits: int) -> tuple[list[int], int]:
         codes = {tag_hash(tag) for tag in wanted}
-        found = await store.read_tagged(FIRST, at, tag_codes=codes, **{"max_scanned": 1_000, **EVERYTHING, **limits})
-        return [one.queue_offset for one in found.messages], found.next_offset
+        given = {"tag_codes": codes, "max_scanned": 1_000, **EVERYTHING, **limits}
+        found = await store.read_tagged(FIRST, at, **given)
+        offsets = [one.queue_offset for one in found.messages]
+        if isinstance(store, RecordReads):
+            found_records = await store.read_records(FIRST, at, **given)
+            assert ([one.queue_offset for one in found_records.records], found_records.next_offset) == (
+                offsets,
+                found.next_offset,
+            )
+        return offsets, found.next_offset
 
     assert await read(0, "a", "c") == ([0, 3, 7], 8)
     assert await read(1, "a") == ([3], 8)

@@ -12,6 +12,7 @@ from scheduler.options import ScheduleOptions
 from scheduler.schedule import ScheduleState
 from scheduler.schedule_service import ScheduleService
 from storage.errors import AlreadyCancelled, AlreadyDelivered, StorageFull, UnknownSchedule
+from storage.formats import queue_entry
 from storage.local.options import FlushPolicy
 from storage.message import Durability, QueueId
 from tests.support.builders import message
@@ -486,10 +487,10 @@ def test_a_level_of_ours_has_its_time_in_the_consume_queue_as_a_broker_wants_it_
         (waiting,) = await house.store.read(QueueId("SCHEDULE_TOPIC_XXXX", 2), 0, max_messages=1, max_bytes=1)
         found.append(waiting.stored_at_ms + 10_000)
         entry = house.store._queues[QueueId("SCHEDULE_TOPIC_XXXX", 2)].recent(0, 1)
-        assert entry[0].tag_hash == found[0]
+        assert queue_entry.decode(entry).tag_hash == found[0]
 
     async def replays(house):
         entry = house.store._queues[QueueId("SCHEDULE_TOPIC_XXXX", 2)].recent(0, 1)
-        assert entry[0].tag_hash == found[0]
+        assert queue_entry.decode(entry).tag_hash == found[0]
 
     in_house(sends, replays)

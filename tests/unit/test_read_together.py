@@ -1,0 +1,53 @@
+"""Many pieces of a file in few calls: the bytes of each, whatever lies between them, and no more than the page cache has."""
+
+import os
+from pathlib import PurePath
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage.files.vfs import OsVfs
+from tests.fault.campaign_size import sized
+
+BUFFER = bytearray(256 << 10)
+CONTENT = os.urandom(1 << 20)
+LENGTHS = st.integers(1, 2_000) | st.sampled_from([len(BUFFER) - 1, len(BUFFER)])
+GAPS = st.sampled_from([0, 1, 500, 16 << 10, (16 << 10) + 1, 100_000, -3_000])
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = PurePath(tmp_path_factory.mktemp("files")) / "file"
+    with open(path, "wb") as made:
+        made.write(CONTENT)
+    opened = OsVfs().open(path)
+    yield opened
+    opened.close()
+
+
+@settings(max_examples=sized(ci=100, full=5_000))
+@given(given_places=st.lists(st.tuples(GAPS, LENGTHS), max_size=12))
+def test_each_piece_is_what_is_there_up_to_the_first_one_that_the_file_does_not_have(file, given_places):
+    places, at = [], 0
+    for gap, length in given_places:
+        at = max(0, at + gap)
+        places.append((at, length))
+        at += length
+
+    found = file.read_each_cached(places, BUFFER)
+
+    whole = [index for index, (offset, length) in enumerate(places) if offset + length > len(CONTENT)]
+    expected = places[: whole[0]] if whole else places
+    assert found == [CONTENT[offset : offset + length] for offset, length in expected]
+
+
+def test_pieces_that_are_near_one_another_are_read_in_one_call(file, monkeypatch):
+    calls = []
+    preadv = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda *given: calls.append(given[2]) or preadv(*given))
+
+    file.read_each_cached([(offset, 300) for offset in range(0, 200_000, 4_000)], BUFFER)
+    file.read_each_cached([(0, 300), (100_000, 300)], BUFFER)
+
+    assert calls == [0, 0, 100_000]
