@@ -10,7 +10,7 @@ of its values (`check_values`). A large value is checked and compacted without b
 import math
 import re
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from typing import Any, TypeVar, cast
@@ -34,7 +34,7 @@ _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
 _NAMED_FIELD = re.compile(r"(?:unknown|required) field `([^`]*)`")
 _BUILT_BYTES = 32 << 10  # a value up to here is checked by decoding it, which is cheaper than any other look at it
 _PIECE_BYTES = 256 << 10
-_TEXT_PIECE = 64 << 10  # characters of a text that are encoded in one call: at most six bytes each
+TEXT_PIECE = 64 << 10  # characters of a text that are encoded in one call: at most six bytes each
 _QUOTE, _BACKSLASH = b'"\\'
 _ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _LONG_NUMBER = b"0" * 309  # digits of the largest double
@@ -79,10 +79,15 @@ def decode(decoder: msgspec.json.Decoder[T], raw: bytes, *, max_values: int = MA
 
 def encode_in_pieces(value: msgspec.Struct) -> list[bytes]:
     """The JSON of a struct in pieces of some `_PIECE_BYTES`, none of them made in one long call of msgspec."""
+    return in_pieces(encoded(value))
+
+
+def in_pieces(parts: Iterable[bytes]) -> list[bytes]:
+    """Parts of a text, joined to pieces of some `_PIECE_BYTES`."""
     pieces: list[bytes] = []
     waiting: list[bytes] = []
     size = 0
-    for part in _encoded(value):
+    for part in parts:
         waiting.append(part)
         size += len(part)
         if size >= _PIECE_BYTES:
@@ -91,31 +96,31 @@ def encode_in_pieces(value: msgspec.Struct) -> list[bytes]:
     return [*pieces, b"".join(waiting)]
 
 
-def _encoded(value: Any) -> Iterator[bytes]:
-    """Structs and lists item by item where they hold something large, long texts cut."""
-    if isinstance(value, str) and len(value) > _TEXT_PIECE:
+def encoded(value: Any) -> Iterator[bytes]:
+    """The JSON of a value in parts: structs and lists item by item where they hold something large, long texts cut."""
+    if isinstance(value, str) and len(value) > TEXT_PIECE:
         yield b'"'
-        for start in range(0, len(value), _TEXT_PIECE):
-            yield encode(value[start : start + _TEXT_PIECE])[1:-1]
+        for start in range(0, len(value), TEXT_PIECE):
+            yield encode(value[start : start + TEXT_PIECE])[1:-1]
         yield b'"'
     elif isinstance(value, list):
         for index, item in enumerate(value):
             yield b"," if index else b"["
-            yield from _encoded(item)
+            yield from encoded(item)
         yield b"]" if value else b"[]"
     elif isinstance(value, msgspec.Struct) and any(map(_may_be_large, fields := msgspec.structs.asdict(value).values())):
         names = [name for name, field in zip(value.__struct_encode_fields__, fields, strict=True) if field is not msgspec.UNSET]
         given = [field for field in fields if field is not msgspec.UNSET]
         for index, (name, field) in enumerate(zip(names, given, strict=True)):
             yield (b"," if index else b"{") + encode(name) + b":"
-            yield from _encoded(field)
+            yield from encoded(field)
         yield b"}"
     else:
         yield encode(value)
 
 
 def _may_be_large(value: Any) -> bool:
-    return isinstance(value, list | msgspec.Struct) or (isinstance(value, str) and len(value) > _TEXT_PIECE)
+    return isinstance(value, list | msgspec.Struct) or (isinstance(value, str) and len(value) > TEXT_PIECE)
 
 
 def decode_text(raw: bytes) -> str:

@@ -5,7 +5,7 @@ import asyncio
 from delivery.filters import Filter
 from storage.errors import CorruptRecord
 from storage.message import QueueId, StoredMessage
-from storage.store import MessageStore, Scanned, TagCodes
+from storage.store import MessageStore, Scanned, ScannedRecords, TagCodes, read_records
 
 _TURN_LENGTH = 64 << 10  # of conditions that are evaluated before others have their turn: some 5 ms
 _AT_ONCE = 100  # read in one go where all must be looked at
@@ -39,6 +39,30 @@ async def read_matching(
         )
         return scanned._replace(messages=[message for message in scanned.messages if wanted.matches(message)])
     return await _read_and_judge(store, queue, queue_offset, wanted, max_scanned, max_messages, max_bytes)
+
+
+async def read_records_by_tag(
+    store: MessageStore,
+    queue: QueueId,
+    queue_offset: int,
+    wanted: Filter,
+    *,
+    max_scanned: int,
+    max_messages: int,
+    max_bytes: int,
+) -> ScannedRecords:
+    """As `read_matching`, by a filter of tags, and the records of the messages."""
+    tags = wanted.tags
+    records, next_offset = await read_records(
+        store,
+        queue,
+        queue_offset,
+        tag_codes=wanted.tag_codes,
+        max_scanned=max_messages if tags is None else max_scanned,
+        max_messages=max_messages,
+        max_bytes=max_bytes,
+    )
+    return ScannedRecords(records if tags is None else [one for one in records if one.tag in tags], next_offset)
 
 
 async def _read_and_judge(

@@ -20,7 +20,7 @@ _ALL = "*"
 
 
 class Filter(NamedTuple):
-    """`matches(message)` never fails. `tag_codes`: the hashes that a matching message's tag may have; None: any.
+    """`matches(message)` never fails. `tags`: those that are wanted, `tag_codes`: the hashes of them; None: not by tags alone.
 
     `length`: of a condition's text, with which the time of `matches` grows.
     """
@@ -28,6 +28,7 @@ class Filter(NamedTuple):
     matches: Callable[[Message], bool]
     tag_codes: frozenset[int] | None = None
     length: int = 0
+    tags: frozenset[str] | None = None
 
     @property
     def is_everything(self) -> bool:
@@ -74,4 +75,4 @@ def _by_tag(expression: str) -> Filter:
     if not tags or _ALL in tags:
         return EVERYTHING
     wanted = frozenset(tags)
-    return Filter(lambda message: message.tag in wanted, frozenset(map(tag_hash, wanted)))
+    return Filter(lambda message: message.tag in wanted, frozenset(map(tag_hash, wanted)), tags=wanted)

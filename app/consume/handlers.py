@@ -18,8 +18,8 @@ from app.consume.schemas import (
     SettleResults,
 )
 from app.exchange import Call, Reply, reply
-from app.messages.pull import message_view
 from app.messages.schemas import PayloadForm
+from app.messages.view import message_view
 from app.operations import WRITING, operation
 from app.problems import Problem, Refusal, as_refusal, document, invalid_field
 from app.services import Services

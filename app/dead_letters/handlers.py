@@ -5,8 +5,8 @@ from msgspec import UNSET
 from app import codec, pages
 from app.dead_letters.schemas import DeadLetter, DeadLetterPage, ListDeadLettersQuery, PurgeResult, RedriveInput, RedrivePreview
 from app.exchange import Call, Reply, reply
-from app.messages.pull import message_view
 from app.messages.schemas import MAX_BODY_BYTES, MessageQuery, PayloadForm
+from app.messages.view import message_view
 from app.operations import IDEMPOTENCY_KEY, WRITING, operation
 from app.problems import Refusal, invalid_field
 from app.services import Services

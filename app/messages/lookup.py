@@ -6,8 +6,8 @@ from msgspec import UNSET
 
 from app import codec, pages
 from app.exchange import Call, Reply, in_pieces, reply
-from app.messages.pull import message_view
 from app.messages.schemas import MAX_BODY_BYTES, FoundPage, KnownMessage, MessageQuery, QueryMessagesQuery, Trace, TraceEvent
+from app.messages.view import message_view
 from app.operations import RANGE, operation
 from app.problems import Refusal
 from app.services import Services

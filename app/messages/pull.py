@@ -1,27 +1,24 @@
 """Pulling: a piece of a queue by offset or time, nothing remembered. Waits for what is not there yet, if asked to."""
 
-import binascii
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
 
 from msgspec import UNSET
 
 from app import codec
 from app.exchange import Call, Reply
-from app.messages.schemas import KnownMessage, Message, MessagePage, PayloadForm, PullQuery
+from app.messages.schemas import MessagePage, PullQuery
+from app.messages.view import parts_of_list
 from app.operations import operation
 from app.problems import FieldError, Refusal
 from app.services import Services
 from delivery.by_time import offset_by_time
-from delivery.filtered_read import read_matching
+from delivery.filtered_read import read_records_by_tag
 from delivery.filters import Filter, compile_filter
 from storage.errors import CorruptRecord, OffsetBeyondEnd, OffsetExpired
-from storage.formats import properties
-from storage.message import OffsetRange, QueueId, StoredMessage
+from storage.formats.stored_record import StoredRecord
+from storage.message import OffsetRange, QueueId
 from storage.store import MessageStore
 
-M = TypeVar("M", bound=Message | KnownMessage)
-
-_BASE64_PIECE = 3 << 18
 _SCAN_CODES = 16_000  # messages that a filter may pass over in one read by the hash of their tag
 
 
@@ -53,53 +50,19 @@ async def pull(services: Services, call: Call, topic_name: str, queue_id: int, q
     found, next_offset, passed = await _read_or_wait(services, call, queue, offset, query, wanted)
     bounds = await services.store.offsets(queue)
     services.metrics.messages_out.inc(len(found))
-
-    def page() -> MessagePage:
-        return MessagePage(
-            messages=[message_view(message, query.payload) for message in found],
-            next_offset=next_offset,
-            min_offset=bounds.first,
-            max_offset=bounds.end,
-            result="found" if found else "no_matched_message" if passed else "no_new_message",
-        )
-
-    return await call.answer_with(found, page)
-
-
-def message_view(message: StoredMessage, form: PayloadForm, kind: type[M] = Message, **more: Any) -> M:  # type: ignore[assignment]
-    """`kind`: a schema that adds fields to a message's; `more`: these."""
-    payload, encoding = payload_view(message.body, form)
-    content_type = message.system.get(properties.CONTENT_TYPE)
-    return kind(
-        message_id=message.message_id,
-        topic=message.queue.topic,
-        queue_id=message.queue.number,
-        queue_offset=message.queue_offset,
-        key=message.key or UNSET,
-        tag=message.tag or UNSET,
-        ordering_key=message.ordering_key or UNSET,
-        payload=UNSET if payload is None else payload,
-        payload_encoding=encoding or UNSET,
-        content_type=content_type or UNSET,
-        properties=dict(message.properties),
-        born_at=codec.rfc3339(message.born_at_ms),
-        stored_at=codec.rfc3339(message.stored_at_ms),
-        **more,
+    result = b"found" if found else b"no_matched_message" if passed else b"no_new_message"
+    return await call.answer_joined(
+        sum([len(record.data) for record in found]), _page(found, query, next_offset, bounds, result)
     )
 
 
-def payload_view(body: bytes, form: PayloadForm) -> tuple[str | None, str | None]:
-    """(payload, payload_encoding). A body that is no UTF-8 is never mangled: it comes as base64, whatever was asked for."""
-    if form == "omit":
-        return None, None
-    if form != "base64":
-        try:
-            return codec.decode_text(body), "utf8"
-        except UnicodeDecodeError:
-            pass
-    pieces = range(0, len(body), _BASE64_PIECE)  # each holds the GIL
-    text = b"".join([binascii.b2a_base64(body[start : start + _BASE64_PIECE], newline=False) for start in pieces])
-    return text.decode("ascii"), "base64"
+def _page(
+    found: Sequence[StoredRecord], query: PullQuery, next_offset: int, bounds: OffsetRange, result: bytes
+) -> Iterator[bytes]:
+    """The JSON of a `MessagePage`."""
+    yield b'{"messages":['
+    yield from parts_of_list(found, query.payload)
+    yield b'],"next_offset":%d,"min_offset":%d,"max_offset":%d,"result":"%b"}' % (next_offset, *bounds, result)
 
 
 async def _first_offset(store: MessageStore, queue: QueueId, query: PullQuery, bounds: OffsetRange) -> int:
@@ -121,14 +84,14 @@ async def _first_offset(store: MessageStore, queue: QueueId, query: PullQuery, b
 
 async def _read_or_wait(
     services: Services, call: Call, queue: QueueId, offset: int, query: PullQuery, wanted: Filter
-) -> tuple[list[StoredMessage], int, bool]:
-    """(messages, the offset behind what was looked at, was anything looked at). Raises Refusal record_corrupt."""
+) -> tuple[list[StoredRecord], int, bool]:
+    """(records, the offset behind what was looked at, was anything looked at). Raises Refusal record_corrupt."""
     deadline_ms = services.clock.monotonic_ms() + query.wait_ms
     at = offset
     while True:
         max_bytes = call.share.reserve(query.max_bytes)
         try:
-            found, at = await read_matching(
+            found, at = await read_records_by_tag(
                 services.store,
                 queue,
                 at,
@@ -140,7 +103,7 @@ async def _read_or_wait(
         except CorruptRecord as damage:
             context = {"offset": str(at), "next_offset": str(at + 1)}
             raise Refusal("record_corrupt", f"the message at offset {at} of {queue} is damaged", context=context) from damage
-        call.share.hold(sum([len(message.body) for message in found]))
+        call.share.hold(sum([len(record.data) for record in found]))
         left_ms = deadline_ms - services.clock.monotonic_ms()
         if found or left_ms <= 0 or services.is_stopping:
             return found, at, at > offset

@@ -8,9 +8,9 @@ from app import codec
 from app.exchange import Call, reply
 from app.exchange import Reply as Answer
 from app.messages.build import build, build_reply
-from app.messages.pull import payload_view
 from app.messages.schemas import MessageInput, PayloadForm
 from app.messages.send import DURABILITY, limit
+from app.messages.view import payload_view
 from app.operations import IDEMPOTENCY_KEY, WRITING, HeaderParameter, operation
 from app.problems import Refusal
 from app.registry.topics import Topic

@@ -14,6 +14,7 @@ from storage.formats import properties, unit
 from storage.formats import record as records
 from storage.formats.queue_entry import Fields
 from storage.formats.record import FIXED_BYTES, MAGIC_V1, MAGIC_V2, V1_TOPIC_BYTES, DamagedRecord, Record
+from storage.formats.row import rows_of
 from storage.message import QueueId, StoredMessage
 
 _HEADER = struct.Struct(">iI4xi4xqqiq8xq8x4x8xi")  # formats/record.py up to body_bytes, with IPv4 hosts
@@ -143,7 +144,7 @@ def of_record(record: Record, data: bytes | None = None) -> StoredRecord:
 def of_message(message: StoredMessage) -> StoredRecord:
     """The record that a message would be stored as, for an engine that stores none."""
     encoded = unit.encode(
-        [message],
+        rows_of([message]),
         [message.queue_offset],
         first_offset=message.log_offset or 0,
         synced_offset=0,

@@ -30,6 +30,7 @@ from storage.local.options import LocalStoreOptions
 from storage.message import Message, QueueId, StoredMessage, TransactionBits
 from tests.golden import write_own_store
 from tests.support.clock import ManualClock
+from tests.support.message_json import assert_both_ways_are_equal
 from txn import half_message
 from txn.coordinator import TransactionCoordinator
 from txn.options import TransactionOptions
@@ -118,6 +119,11 @@ def test_every_record_is_encoded_back_to_its_bytes_and_has_the_crc_of_its_body(n
     for record, raw in stored_records(store_path):
         assert records.encode(record) == raw
         assert record.body_crc == records.body_crc(record.body)
+
+
+@each_store
+def test_every_record_has_the_json_of_its_message(name, store_path):
+    assert_both_ways_are_equal([record for record, _ in stored_records(store_path)])
 
 
 @each_store

@@ -38,6 +38,7 @@ from storage.identifiers import Identifiers, SystemRandom
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
 from storage.message import Message, OffsetRange, QueueId, StoredMessage
+from tests.support.message_json import assert_both_ways_are_equal
 from txn import half_message
 from txn.coordinator import TransactionCoordinator
 from txn.half_message import HALF_QUEUE, HELD_QUEUE, OP_QUEUE
@@ -88,6 +89,10 @@ def test_every_record_that_the_broker_served_is_read_field_by_field_and_there_is
 def test_every_record_is_encoded_back_to_its_bytes(name, store_path):
     for record, raw in stored_records(store_path):
         assert records.encode(record) == raw
+
+
+def test_every_record_has_the_json_of_its_message(name, store_path):
+    assert_both_ways_are_equal([record for record, _ in stored_records(store_path)])
 
 
 def test_behind_the_last_record_lies_nothing(name, store_path):

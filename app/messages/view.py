@@ -1,0 +1,143 @@
+"""Messages as JSON: a struct of one message, and the JSON of many, joined from the parts of their records.
+
+Most records have plain properties (`properties.match_plain`), of which nothing needs an escape in JSON. Any other message is
+decoded and encoded by its struct; both ways make the same bytes.
+"""
+
+import binascii
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from msgspec import UNSET
+
+from app import codec
+from app.messages.schemas import KnownMessage, Message, PayloadForm
+from storage.formats import properties
+from storage.formats.stored_record import StoredRecord
+from storage.message import ORDERING_KEY, StoredMessage
+
+M = TypeVar("M", bound=Message | KnownMessage)
+
+_AT_ONCE = 64  # messages whose JSON is one part, unless it takes more than
+_PART_BYTES = 256 << 10
+_BASE64_PIECE = 3 << 18
+_KEPT_REST = 128  # bytes of other properties that are kept with their JSON: many messages have the same
+
+
+def message_view(message: StoredMessage, form: PayloadForm, kind: type[M] = Message, **more: Any) -> M:  # type: ignore[assignment]
+    """`kind`: a schema that adds fields to a message's; `more`: these."""
+    payload, encoding = payload_view(message.body, form)
+    content_type = message.system.get(properties.CONTENT_TYPE)
+    return kind(
+        message_id=message.message_id,
+        topic=message.queue.topic,
+        queue_id=message.queue.number,
+        queue_offset=message.queue_offset,
+        key=message.key or UNSET,
+        tag=message.tag or UNSET,
+        ordering_key=message.ordering_key or UNSET,
+        payload=UNSET if payload is None else payload,
+        payload_encoding=encoding or UNSET,
+        content_type=content_type or UNSET,
+        properties=dict(message.properties),
+        born_at=codec.rfc3339(message.born_at_ms),
+        stored_at=codec.rfc3339(message.stored_at_ms),
+        **more,
+    )
+
+
+def payload_view(body: bytes, form: PayloadForm) -> tuple[str | None, str | None]:
+    """(payload, payload_encoding). A body that is no UTF-8 is never mangled: it comes as base64, whatever was asked for."""
+    if form == "omit":
+        return None, None
+    if form != "base64":
+        try:
+            return codec.decode_text(body), "utf8"
+        except UnicodeDecodeError:
+            pass
+    pieces = range(0, len(body), _BASE64_PIECE)  # each holds the GIL
+    text = b"".join([binascii.b2a_base64(body[start : start + _BASE64_PIECE], newline=False) for start in pieces])
+    return text.decode("ascii"), "base64"
+
+
+def json_of(records: Sequence[StoredRecord], form: PayloadForm) -> list[bytes]:
+    """The JSON of each message, but for its last brace, so that fields can follow. Bodies are small."""
+    found: list[bytes] = []
+    add, join = found.append, b"".join
+    match, encode, rfc3339 = properties.match_plain, codec.encode, codec.rfc3339
+    is_text = form in ("auto", "utf8")
+    queue = born_at_ms = stored_at_ms = None
+    place = born = stored = b""
+    for record in records:
+        data = record.data
+        matched = match(data, record.properties_at)
+        if matched is None or not is_text:
+            add(encode(message_view(record.message(), form))[:-1])
+            continue
+        message_id, key, tag, others = matched.groups()
+        rest = _of_rest(others) if others else _NO_REST
+        try:
+            payload = encode(data[record.body_at : record.body_end].decode())
+        except UnicodeDecodeError:
+            rest = None
+        if rest is None:
+            add(encode(message_view(record.message(), form))[:-1])
+            continue
+        if record.queue is not queue:
+            queue = record.queue
+            place = b'","topic":%b,"queue_id":%d,"queue_offset":' % (encode(queue.topic), queue.number)
+        if record.born_at_ms != born_at_ms:
+            born_at_ms = record.born_at_ms
+            born = rfc3339(born_at_ms).encode()
+        if record.stored_at_ms != stored_at_ms:
+            stored_at_ms = record.stored_at_ms
+            stored = b'","stored_at":"%b"' % rfc3339(stored_at_ms).encode()
+        if key is not None and tag is not None:
+            keys = b'%d,"key":"%b","tag":"%b"' % (record.queue_offset, key, tag)
+        else:
+            keys = b"%d" % record.queue_offset
+            keys += b',"key":"%b"' % key if key is not None else b',"tag":"%b"' % tag if tag is not None else b""
+        ordering_key, behind_payload = rest
+        add(join((b'{"message_id":"', message_id, place, keys, ordering_key, payload, behind_payload, born, stored)))
+    return found
+
+
+def parts_of_list(records: Sequence[StoredRecord], form: PayloadForm) -> Iterator[bytes]:
+    """The JSON of their messages, with commas between them, in parts of which none takes long to make."""
+    for begin in range(0, len(records), _AT_ONCE):
+        piece = records[begin : begin + _AT_ONCE]
+        comma = b"," if begin else b""
+        if sum([len(record.data) for record in piece]) <= _PART_BYTES:
+            yield comma + b"},".join(json_of(piece, form)) + b"}"
+            continue
+        for record in piece:
+            yield comma
+            if record.body_bytes <= codec.TEXT_PIECE:
+                yield json_of([record], form)[0] + b"}"
+            else:
+                yield from codec.encoded(message_view(record.message(), form))
+            comma = b","
+
+
+def _rest(raw: bytes) -> tuple[bytes, bytes] | None:
+    """What is in front of and behind the payload in the JSON, by the properties behind id, key and tag.
+
+    None where the record must be decoded.
+    """
+    found = properties.split_rest(raw)
+    if found is None:
+        return None
+    own, reserved = found
+    ordering_key, content_type = reserved.get(ORDERING_KEY), reserved.get(properties.CONTENT_TYPE)
+    front = b"" if ordering_key is None else b',"ordering_key":' + codec.encode(ordering_key)
+    behind = b"" if content_type is None else b',"content_type":' + codec.encode(content_type)
+    return front + b',"payload":', b',"payload_encoding":"utf8"%b,"properties":%b,"born_at":"' % (behind, codec.encode(own))
+
+
+_kept_rest = lru_cache(maxsize=1_024)(_rest)
+_NO_REST = _rest(b"")
+
+
+def _of_rest(raw: bytes) -> tuple[bytes, bytes] | None:
+    return _kept_rest(raw) if len(raw) <= _KEPT_REST else _rest(raw)
