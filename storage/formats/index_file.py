@@ -175,6 +175,12 @@ def sums(units: Words, lengths: Ints) -> Words:
     return found
 
 
+def hashes_of_rows(units: np.ndarray[Any, np.dtype[np.uint8]]) -> Words:
+    """Java's hashCode, unsigned, of texts of one length, not 0: a row for each, with its bytes, which are ASCII."""
+    found: Words = np.einsum("ij,j->i", units.astype(np.uint32), _POWERS[units.shape[1] - 1 :: -1])
+    return found
+
+
 def continued(hashes: Words, lengths: Ints, behind: Words) -> Ints:
     """The hashes of texts, each with another text of so many code units and that hash behind it; made positive."""
     return positive(hashes * _POWERS[np.clip(lengths, 0, _MAX_KEY_UNITS - 1)] + behind)
