@@ -1,8 +1,8 @@
 """Work on large request and answer bodies beside the event loop.
 
 msgspec holds the GIL for the whole of a call, so a thread alone does not keep the loop responsive: each call must be short by
-itself, which the limits on bytes and values see to. Between the calls the loop has its turn. There is one thread, so that the
-loop contends for the GIL with one other and not with many.
+itself. Between the calls the loop has its turn. There is one thread, so that the loop contends for the GIL with one other and
+not with many. What would be one long call is made in a process (`app/body_process.py`).
 """
 
 import asyncio
@@ -10,11 +10,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from app.body_process import BodyProcess
 
 T = TypeVar("T")
 
 LOOP_BYTES = 64 << 10  # JSON of so many has 30,000 values at most, which take some 5 ms to build
+THREAD_BYTES = 512 << 10  # JSON of so many takes some 20 ms at most
 
 
 class BodyThread:
@@ -22,12 +25,26 @@ class BodyThread:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "large-bodies")
+        self._process = BodyProcess()
 
     async def run(self, byte_count: int, work: Callable[[], T]) -> T:
         """The result of `work`, done here where it is about few bytes and on the thread where they are many."""
         if byte_count <= LOOP_BYTES:
             return work()
+        return await self._run(work)
+
+    async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(copy_context().run, work))
+
+    async def read(self, function: Callable[..., T], raw: bytes, *more: Any, is_slow: bool = False) -> T:
+        """What a function of a module makes of JSON. `is_slow`: for its length it takes long. Raises its Refusal."""
+        if is_slow or len(raw) > LOOP_BYTES:
+            return await self._run(lambda: self.read_now(function, raw, *more))
+        return function(raw, *more)
+
+    def read_now(self, function: Callable[..., T], raw: bytes, *more: Any) -> T:
+        """As `read`, for work that is done on this thread already."""
+        return function(raw, *more) if len(raw) <= THREAD_BYTES else self._process.call(function, raw, *more)
 
     async def ahead(self, byte_count: int, make: Callable[[], T]) -> Callable[[], T]:
         """Work for where nothing can be awaited, and which may not be needed: `make` itself, or what returns its outcome."""
@@ -41,3 +58,4 @@ class BodyThread:
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
+        self._process.close()

@@ -77,6 +77,16 @@ def decode(decoder: msgspec.json.Decoder[T], raw: bytes, *, max_values: int = MA
     raise _invalid(field_error(sentence, decoder.type))
 
 
+def decode_as(raw: bytes, kind: Any, max_values: int) -> Any:
+    """As `decode`, with the decoder of a class."""
+    return decode(_decoder(kind), raw, max_values=max_values)
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
 def encode_in_pieces(value: msgspec.Struct) -> list[bytes]:
     """The JSON of a struct in pieces of some `_PIECE_BYTES`, none of them made in one long call of msgspec."""
     return in_pieces(encoded(value))
@@ -269,8 +279,19 @@ def check_depth(text: bytes, depth: int) -> None:
     left = MAX_DEPTH - depth
     if text.count(b"[") + text.count(b"{") <= left:
         return
-    if depth_of(text) > left:
+    check_levels(depth_of(text), depth)
+
+
+def check_levels(levels: int, depth: int) -> None:
+    """Raise Refusal malformed_request where a value of so many levels is too deep."""
+    if levels > MAX_DEPTH - depth:
         raise _too_deep()
+
+
+def levels_of(text: bytes) -> int:
+    """As `depth_of`, or the number of arrays and objects where they are few."""
+    opened = text.count(b"[") + text.count(b"{")
+    return opened if opened <= MAX_DEPTH // 2 else depth_of(text)
 
 
 def depth_of(text: bytes) -> int:

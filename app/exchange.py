@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from hashlib import sha256
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -70,13 +70,20 @@ class Call(NamedTuple):
 
     async def decode(self, decoder: "msgspec.json.Decoder[T]") -> T:
         """The JSON body. A body that may be left out is an empty object then."""
+        body = self._json()
+        if len(body) <= LOOP_BYTES:
+            return codec.decode(decoder, body, max_values=self.max_values)
+        return cast("T", await self.read(codec.decode_as, decoder.type))
+
+    async def read(self, function: Callable[..., T], *more: Any, is_slow: bool = False) -> T:
+        """As `BodyThread.read`; the last argument of the function is the limit on the number of values."""
+        return await self.thread.read(function, self._json(), *more, self.max_values, is_slow=is_slow)
+
+    def _json(self) -> bytes:
         content_type = self.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         if content_type != "application/json" and self.body:
             raise Refusal("unsupported_media_type", f"the route takes application/json, not {content_type[:100]}")
-        body = self.body or b"{}"
-        if len(body) <= LOOP_BYTES:
-            return codec.decode(decoder, body, max_values=self.max_values)
-        return await self.work(lambda: codec.decode(decoder, body, max_values=self.max_values))
+        return self.body or b"{}"
 
     async def work(self, work: Callable[[], T]) -> T:
         """Do work that takes time with the body's size: on a thread where the body is large."""

@@ -6,8 +6,9 @@ code each error of the house becomes. A test walks the error tree and fails on a
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -131,6 +132,9 @@ class Refusal(Exception):
         if self.kind.retryable or self.kind.status == 503:
             self.headers.setdefault("Retry-After", str(RETRY_AFTER_SECONDS))
         super().__init__(self.detail)
+
+    def __reduce__(self) -> Any:
+        return partial(Refusal, **vars(self)), ()
 
     @property
     def kind(self) -> Kind:

@@ -66,6 +66,20 @@ class MessageInput(PayloadInput, forbid_unknown_fields=True, kw_only=True, gc=Fa
     ) = UNSET
 
 
+class ReplyInput(PayloadInput, forbid_unknown_fields=True, kw_only=True):
+    """A reply. Exactly one of `payload` and `json` holds its body."""
+
+    receipt_handle: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1, max_length=1_024, description="Of the request's message, which is acknowledged in the same step."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+
+
 class Receipt(msgspec.Struct, kw_only=True, gc=False):
     """Where a message was stored, and how sure that is. A delayed one has no place in the topic yet, but a schedule."""
 

@@ -2,22 +2,22 @@
 
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from app import codec
 from app.exchange import Call, Reply, RequestLimit, reply
 from app.messages.build import build, request_limit
+from app.messages.payload import Batch, JudgedEntry, read_batch, read_batch_by_entry
 from app.messages.schemas import (
     MAX_DELAY_MS,
     BatchEntry,
     BatchInput,
     BatchResult,
     BatchSendResult,
-    LooseBatch,
     MessageInput,
     Receipt,
 )
@@ -60,9 +60,7 @@ _RAW_HEADERS = (
 )
 _SENT = ("Location", "Store-Pressure", "Idempotency-Replayed")
 
-_message_decoder = msgspec.json.Decoder(MessageInput)
-_batch_decoder = msgspec.json.Decoder(BatchInput)
-_loose_batch_decoder = msgspec.json.Decoder(LooseBatch)
+_Entries = Sequence[BatchEntry | JudgedEntry]
 
 DURABILITY = {"synced": Durability.SYNCED, "buffered": Durability.BUFFERED, UNSET: None}
 _BATCH_DEPTH = 4  # of the value of a `json` field in a batch
@@ -107,42 +105,13 @@ async def send(services: Services, call: Call, topic_name: str, given: MessageIn
     return await _send_one(services, call, topic, given, raw_body=None)
 
 
-class _JudgedEntry(NamedTuple):
-    """As a BatchEntry, where messages had to be decoded one by one."""
-
-    id: str | UnsetType
-    message: MessageInput | Refusal
-
-
-_Entries = Sequence[BatchEntry | _JudgedEntry]
-
-
-class _Batch(NamedTuple):
-    """A batch as it was given. Where a message cannot be decoded, its entry has the refusal, so that the others can go on."""
-
-    is_atomic: bool
-    entries: _Entries
-
-
-async def _decode_batch(call: Call) -> _Batch:
+async def _decode_batch(call: Call) -> Batch:
     try:
-        batch = await call.decode(_batch_decoder)
+        return await call.read(read_batch)
     except Refusal as refusal:
         if refusal.code != "validation_failed":
             raise
-        loose = await call.decode(_loose_batch_decoder)
-        entries = await call.work(
-            lambda: [_JudgedEntry(entry.id, decode_message(bytes(entry.message))) for entry in loose.entries]
-        )
-        return _Batch(loose.atomic, entries)
-    return _Batch(batch.atomic, batch.entries)
-
-
-def decode_message(raw: bytes) -> MessageInput | Refusal:
-    try:
-        return codec.decode(_message_decoder, raw)
-    except Refusal as refusal:
-        return refusal
+    return await call.read(read_batch_by_entry, is_slow=True)
 
 
 @operation(
@@ -158,7 +127,7 @@ def decode_message(raw: bytes) -> MessageInput | Refusal:
     headers=[IDEMPOTENCY_KEY],
     problems=_SEND_PROBLEMS,
 )
-async def send_batch(services: Services, call: Call, topic_name: str, given: _Batch) -> Reply:
+async def send_batch(services: Services, call: Call, topic_name: str, given: Batch) -> Reply:
     """Send up to 1,000 messages in one append. All or none; with `atomic: false` each as it can, and 207 where one cannot."""
     topic = services.topics.to_use(topic_name)
     traceparent = call.traceparent
@@ -214,7 +183,7 @@ async def send_raw(services: Services, call: Call, topic_name: str) -> Reply:
 
 
 def _build_entries(
-    entries: "_Entries", message_ids: Sequence[str], topic: Topic, now_ms: int, traceparent: str | None
+    entries: _Entries, message_ids: Sequence[str], topic: Topic, now_ms: int, traceparent: str | None
 ) -> tuple[dict[int, Message], dict[int, Refusal]]:
     """The messages of a batch and the refusals of the entries of which none can be made, by index."""
     messages: dict[int, Message] = {}

@@ -10,14 +10,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
-import msgspec
 from msgspec import UNSET, UnsetType
 
 from app import codec
 from app.exchange import JSON_LINES, Call
 from app.messages.build import build, request_limit
-from app.messages.schemas import BatchEntry, BatchResult, LooseEntry, MessageInput
-from app.messages.send import append_all, begin_keyed, decode_message, receipt_of, status_of, strongest_of
+from app.messages.payload import read_line
+from app.messages.schemas import BatchResult, MessageInput
+from app.messages.send import append_all, begin_keyed, receipt_of, status_of, strongest_of
 from app.operations import IDEMPOTENCY_KEY, Lines, operation
 from app.problems import Refusal, as_refusal, document, invalid_field, too_large
 from app.registry.payload_schema import ChecksPending, until_checked
@@ -35,9 +35,6 @@ _PIECE_LINES = 200  # appended together
 _PIECE_BYTES = 1 << 20
 _LINE_DEPTH = 2  # of the value of a `json` field in a line
 _MEDIA_TYPES = frozenset({JSON_LINES, "application/jsonl", "application/json", "application/octet-stream"})
-
-_entry_decoder = msgspec.json.Decoder(BatchEntry)
-_loose_entry_decoder = msgspec.json.Decoder(LooseEntry)
 
 Answer = BatchResult | Awaitable[BatchResult]
 
@@ -230,17 +227,10 @@ class _Stream:
             return _refused(UNSET, too_large("bytes", self._max_line_bytes, f"a line may have {self._max_line_bytes} bytes"))
         entry_id: str | UnsetType = UNSET
         try:
-            try:
-                entry = codec.decode(_entry_decoder, line, max_values=self._call.max_values)
-                entry_id, given = entry.id, entry.message
-            except Refusal as refusal:
-                if refusal.code != "validation_failed":
-                    raise
-                loose = codec.decode(_loose_entry_decoder, line)
-                entry_id, decoded = loose.id, decode_message(bytes(loose.message))
-                if isinstance(decoded, Refusal):
-                    raise decoded.under("/message") from None
-                given = decoded
+            entry = self._services.body_thread.read_now(read_line, line, self._call.max_values)
+            entry_id, given = entry.id, entry.message
+            if isinstance(given, Refusal):
+                raise given.under("/message")
             if self._key is not None and entry_id is UNSET:
                 raise invalid_field("/id", "missing", "in a stream with an Idempotency-Key every line has an id")
         except Refusal as refusal:

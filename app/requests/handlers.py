@@ -8,13 +8,13 @@ from app import codec
 from app.exchange import Call, reply
 from app.exchange import Reply as Answer
 from app.messages.build import build, build_reply
-from app.messages.schemas import MessageInput, PayloadForm
+from app.messages.schemas import MessageInput, PayloadForm, ReplyInput
 from app.messages.send import DURABILITY, limit
 from app.messages.view import payload_view
 from app.operations import IDEMPOTENCY_KEY, WRITING, HeaderParameter, operation
 from app.problems import Refusal
 from app.registry.topics import Topic
-from app.requests.schemas import Reply, ReplyInput, ReplyResult, RequestInput, RequestQuery, RequestView
+from app.requests.schemas import Reply, ReplyResult, RequestInput, RequestQuery, RequestView
 from app.services import Services
 from delivery.request_events import ReplyBody
 from delivery.request_opening import RepeatableKey

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from app.messages.schemas import MessageInput, MessageQuery, PayloadInput, Timestamp, WaitMs
+from app.messages.schemas import MessageInput, MessageQuery, Timestamp, WaitMs
 
 MAX_TIMEOUT_MS = 7 * 86_400_000
 
@@ -24,20 +24,6 @@ class RequestQuery(MessageQuery, forbid_unknown_fields=True, kw_only=True):
     """How long to wait for the request to be closed, and how its reply is written."""
 
     wait_ms: WaitMs | UnsetType = UNSET
-
-
-class ReplyInput(PayloadInput, forbid_unknown_fields=True, kw_only=True):
-    """A reply. Exactly one of `payload` and `json` holds its body."""
-
-    receipt_handle: (
-        Annotated[
-            str,
-            Meta(
-                min_length=1, max_length=1_024, description="Of the request's message, which is acknowledged in the same step."
-            ),
-        ]
-        | UnsetType
-    ) = UNSET
 
 
 class Reply(msgspec.Struct, kw_only=True):

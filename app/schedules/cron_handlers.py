@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET
 
 from app import codec
-from app.exchange import Call, Reply, reply
+from app.exchange import Call, Reply, RequestLimit, reply
 from app.operations import IDEMPOTENCY_KEY, WRITING, operation
 from app.problems import FieldError, Refusal, as_refusal, invalid_field
 from app.registry.topics import DAY_MS
@@ -21,6 +21,11 @@ from storage.errors import MessagingError
 
 _PREVIEW = 10
 _RECENT = 10
+
+
+def limit(*_: object) -> RequestLimit:
+    """How long a request with the message of a cron schedule may be."""
+    return occurrence.REQUEST_LIMIT
 
 
 @operation(
@@ -48,6 +53,7 @@ _RECENT = 10
         "idempotency_key_reused",
         *WRITING,
     ],
+    limit=limit,
 )
 async def create(services: Services, call: Call, given: CronInput) -> Reply:
     """Send a message whenever a cron line says so. With `dry_run` the answer is 200 and only says when that would be."""
@@ -65,7 +71,9 @@ async def create(services: Services, call: Call, given: CronInput) -> Reply:
     _check_fires(preview)
     topic = services.topics.to_use(given.topic)
     try:
-        message = occurrence.check(given.message, topic, schedule_id=schedule_id, now_ms=now_ms)
+        message = await call.work(
+            lambda: occurrence.check(given.message, topic, schedule_id=schedule_id, now_ms=now_ms)
+        )  # fmt: skip
     except (Refusal, MessagingError) as error:
         raise as_refusal(error).under("/message") from error
     if given.dry_run:
@@ -111,7 +119,7 @@ async def occurrences(services: Services, item: CronItem, count: int) -> Reply:
 async def change(services: Services, call: Call, item: CronItem, given: RescheduleInput) -> Reply:
     if given.deliver_at is not UNSET:
         raise invalid_field("/deliver_at", "not_allowed", "the times of a cron schedule follow from cron and time_zone")
-    message = None if given.message is UNSET else _changed_message(services, item.schedule, given)
+    message = None if given.message is UNSET else await call.work(lambda: _changed_message(services, item.schedule, given))
 
     def edit(old: CronSchedule) -> CronSchedule:
         call.check_if_match(old.revision)

@@ -130,6 +130,7 @@ async def list_occurrences(services: Services, _: Call, schedule_id: str, query:
         "message_too_large",
         *WRITING,
     ],
+    limit=cron_handlers.limit,
 )
 async def change(services: Services, call: Call, schedule_id: str, given: RescheduleInput) -> Reply:
     """Move a message to another time, or change a cron schedule. The change is durable when it is answered."""

@@ -6,7 +6,9 @@ import msgspec
 from msgspec import UNSET
 
 from app import codec
-from app.messages.build import build
+from app.body_thread import THREAD_BYTES
+from app.exchange import RequestLimit
+from app.messages.build import build, request_bytes
 from app.messages.schemas import MessageInput
 from app.problems import Refusal, invalid_field
 from app.registry.payload_schema import until_checked
@@ -20,6 +22,9 @@ from storage.message import Message
 SCHEDULE_ID = "schedule_id"  # what the message says of where it comes from
 OCCURRENCE = "occurrence"
 MAX_BYTES = 64 << 10  # of the message as JSON: every schedule's is in memory
+
+REQUEST_LIMIT = RequestLimit(request_bytes(MAX_BYTES), MAX_BYTES)
+assert REQUEST_LIMIT.request_bytes <= THREAD_BYTES  # a larger one comes without what was sent, which is what is kept
 
 _DEPTH = 2  # of the value of its `json` field in the request
 _decoder = msgspec.json.Decoder(MessageInput)

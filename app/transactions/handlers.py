@@ -9,7 +9,8 @@ from msgspec import UNSET, UnsetType
 
 from app import codec, pages
 from app.exchange import Call, Reply, reply
-from app.messages.build import build, check_text
+from app.messages.build import build
+from app.messages.payload import check_text
 from app.operations import IDEMPOTENCY_KEY, WRITING, operation
 from app.problems import FieldError, Refusal, as_refusal, invalid_field
 from app.registry.payload_schema import ChecksPending
