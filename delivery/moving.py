@@ -3,7 +3,7 @@
 A message moves in one append with the event that settles it: it is never in both places, nor in none.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple
 
 import structlog
@@ -72,9 +72,8 @@ class Moving:
             return one.fate is Fate.AGAIN and (rules.ordered or not one.delay_ms)
 
         staying = [one for one in moves if stays(one)]
-        pieces: list[_Piece] = [[(one, None) for one in staying]] if staying else []
-        pieces += await self._pieces([one for one in moves if not stays(one)], hold_again)
-        for piece in pieces:
+
+        async def append(piece: _Piece) -> None:
             try:
                 if stays(piece[0][0]):
                     messages, events = self._returned(leases.group, piece)
@@ -85,16 +84,22 @@ class Moving:
             except MessagingError as error:
                 for one, _ in piece:
                     hold_again(one, error)
+
+        if staying:
+            await append([(one, None) for one in staying])
+        async for piece in self._pieces([one for one in moves if not stays(one)], hold_again):
+            await append(piece)
         self._waiters.wake(leases.group)
         return failed
 
-    async def _pieces(self, moves: Sequence[Move], hold_again: Callable[[Move, MessagingError], None]) -> list[_Piece]:
-        """With their messages, as many in a piece as one append may hold; None where the message has expired.
+    async def _pieces(self, moves: Sequence[Move], hold_again: Callable[[Move, MessagingError], None]) -> AsyncIterator[_Piece]:
+        """Moves with their messages, as many in a piece as one append may hold; None where the message has expired.
 
-        `hold_again`: told of those that cannot be read now.
+        Each piece is read when the one before has been appended, so that one of them is in memory and others have their turns.
+        `hold_again`: called with those that cannot be read now.
         """
-        pieces: list[_Piece] = []
-        left_bytes = left = 0
+        piece: _Piece = []
+        left_bytes, left = _APPEND_BYTES, _APPEND_MESSAGES
         for one in moves:
             try:
                 message = await self._read(one)
@@ -102,13 +107,15 @@ class Moving:
                 hold_again(one, error)
                 continue
             size = len(message.body) if isinstance(message, StoredMessage) else 0
-            if not pieces or left <= 0 or size > left_bytes:
-                pieces.append([])
+            if piece and (left <= 0 or size > left_bytes):
+                yield piece
+                piece = []
                 left_bytes, left = _APPEND_BYTES, _APPEND_MESSAGES
-            pieces[-1].append((one, message))
+            piece.append((one, message))
             left_bytes -= size
             left -= 1
-        return pieces
+        if piece:
+            yield piece
 
     async def _read(self, move: Move) -> StoredMessage | CorruptRecord | None:
         try:

@@ -177,6 +177,32 @@ def test_a_task_with_a_rate_that_could_not_go_on_catches_up_with_one_second_of_i
     in_house(life, given=DEAD_AT_ONCE)
 
 
+def test_messages_that_are_given_up_together_are_read_a_piece_at_a_time(monkeypatch):
+    monkeypatch.setattr("delivery.moving._APPEND_MESSAGES", 10)
+
+    async def life(house: House) -> None:
+        steps = []
+        read, append = house.store.read, house.store.append
+
+        async def reading(*arguments, **options):
+            steps.append("read")
+            return await read(*arguments, **options)
+
+        async def appending(*arguments, **options):
+            steps.append("append")
+            return await append(*arguments, **options)
+
+        await house.send(*[f"m{number}" for number in range(30)])
+        leased = await house.receive(30)
+        house.store.read, house.store.append = reading, appending
+        assert all(await house.give_up(*leased))
+
+        appends = [index for index, step in enumerate(steps) if step == "append"]
+        assert [steps[: appends[number]].count("read") for number in range(3)] == [11, 21, 30]
+
+    in_house(life, given=DEAD_AT_ONCE)
+
+
 def test_a_task_that_matches_little_lets_others_act_between_two_pieces_and_ends_its_turn():
     async def life(house: House) -> None:
         await give_up(house, *[f"m{number}" for number in range(50)])
