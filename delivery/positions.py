@@ -4,6 +4,7 @@ What the group has received from under leases stands in the table of leases; its
 Elsewhere the offset is what was committed to the store.
 """
 
+import asyncio
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from delivery.waiters import Waiters
 from storage.errors import CorruptRecord, OffsetBeyondEnd, OffsetExpired, UnknownTopic
 from storage.message import Durability, QueueId
 
+_TOGETHER = 200  # offsets that are committed with one wait for the disk
 _LETTERS = 1_000  # dead letters that one event names
 
 
@@ -89,15 +91,24 @@ class Positions:
         async with self._receiving.taking(group):
             await self._check_limits(group, positions, pointer="/offsets")
             leases = self._journal.table.group(group)
-            leased = []
+            leased, free = [], []
             for queue, offset in positions.items():
                 if leases.is_anew or leases.find(queue) is not None:
                     leased.append(Position(*queue, offset))
                 else:
-                    await self._store.commit_offset(group, queue, offset)
+                    free.append((queue, offset))
+            for start in range(0, len(free), _TOGETHER):
+                await self._commit(group, free[start : start + _TOGETHER])
             if leased:
                 await self._reset(leases, leased)
         self._waiters.wake(group)
+
+    async def _commit(self, group: str, positions: Sequence[tuple[QueueId, int]]) -> None:
+        """Commit all that can be committed, with one wait for the disk. Raises the first error."""
+        commits = [self._store.commit_offset(group, queue, offset) for queue, offset in positions]
+        for error in await asyncio.gather(*commits, return_exceptions=True):
+            if error is not None:
+                raise error
 
     async def plan(self, group: str, positions: Mapping[QueueId, int]) -> list[Move]:
         """What going on at these offsets would do."""

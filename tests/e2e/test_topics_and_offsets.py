@@ -244,6 +244,21 @@ def test_a_group_continues_where_it_said(api, make_topic):
         assert ok(commit(api, group, (first, 0, offset)))["items"][0]["offset"] == offset
 
 
+def test_many_offsets_wait_for_the_disk_together(api, make_topic):
+    topic = make_topic(queues=300)
+
+    before = syncs(api)
+    ok(commit(api, f"group-of-{topic}", *[(topic, queue, 0) for queue in range(300)]))
+
+    assert syncs(api) - before < 30
+
+
+def syncs(api: httpx.Client) -> float:
+    """How often the log was synced."""
+    lines = api.get("/metrics").text.splitlines()
+    return float(next(line for line in lines if line.startswith("escrowmq_log_sync_seconds_count ")).split()[1])
+
+
 def test_an_offset_that_cannot_be_is_refused_and_none_of_the_request_is_committed(api, make_topic):
     topic = make_topic(queues=2)
     group = f"group-of-{topic}"
