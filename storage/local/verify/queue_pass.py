@@ -106,16 +106,6 @@ class QueuePass:
                 queue.pending += [entry] * (end - queue.next)
                 queue.next = end
 
-    def _feed_lost(self, offset: int, raw: bytes) -> None:
-        """Messages that a repair took out of the log: each has an entry that points to the note of it."""
-        for queue_id, (first, end) in lost_note.read(records.decode(raw).body):
-            key = (queue_id.topic.encode("utf-8"), queue_id.number)
-            queue = self._queues.setdefault(key, _Queue(queue_id, first))
-            if first > queue.next:
-                self._skip(queue, first)
-            queue.pending += [queue_entry.encode(offset, len(raw), 0)] * max(0, end - queue.next)
-            queue.next = max(queue.next, end)
-
     def _skip(self, queue: _Queue, queue_offset: int) -> None:
         """The log has no whole record of the messages before this one."""
         self._compare(queue)
