@@ -7,7 +7,7 @@ and no more than it needs. Its outcome comes back in place of what was sent, as 
 import binascii
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -23,6 +23,7 @@ MAX_FIELD_BYTES = 255
 MAX_PROPERTIES_BYTES = 16 << 10
 JSON = "application/json"
 _BASE64_PIECE = 1 << 20
+_MAX_TEXT = 4_096  # characters of a field beside the body that are passed on
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _CONTROL_OR_SPACE = re.compile(r"[\x00-\x20\x7f-\x9f]")
@@ -193,7 +194,10 @@ def make(given: PayloadInput) -> MadeMessage | MadeReply:
     """Do what takes long with the size of the body."""
     levels = 0 if given.json is UNSET else codec.levels_of(bytes(given.json))
     body, own = _outcome(lambda: body_of(given, 0)), _outcome(lambda: _own(given))
-    fields = msgspec.structs.asdict(given)
+    # No text but the payload may be so long: a cut one is refused in the same words.
+    fields: dict[str, Any] = {
+        name: value[:_MAX_TEXT] if isinstance(value, str) else value for name, value in msgspec.structs.asdict(given).items()
+    }
     fields |= {"payload": UNSET, "json": UNSET, "made": Made(place_of(given), body, levels, own)}
     if given.properties is not UNSET:
         fields["properties"] = {}
