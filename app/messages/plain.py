@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from app import codec
-from app.messages.build import JSON
+from app.messages.payload import JSON
 from app.problems import Refusal
 from app.registry.topics import MessageType, Topic
 from storage.formats import queue_entry
