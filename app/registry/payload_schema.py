@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from hashlib import sha256
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jsonschema_rs
 
@@ -36,7 +36,7 @@ _verdicts: ContextVar["dict[bytes, list[FieldError]] | None"] = ContextVar("verd
 class ChecksPending(Exception):
     """Documents must be checked in the process of schemas before their messages can be built."""
 
-    def __init__(self, checks: "list[tuple[PayloadSchema, bytes]]") -> None:
+    def __init__(self, checks: "list[Check]") -> None:
         self.checks = checks
         super().__init__(f"{len(checks)} documents")
 
@@ -59,22 +59,26 @@ class PayloadSchema:
         if self._compiled.is_cheap_for(body):
             errors = self._compiled.errors(body)
         else:
-            found = (_verdicts.get() or {}).get(self._key(body))
+            key = sha256(self._text).digest() + sha256(body).digest()
+            found = (_verdicts.get() or {}).get(key)
             if found is None:
-                raise ChecksPending([(self, body)])
+                raise ChecksPending([Check(self, body, key)])
             errors = found
         if errors:
             errors = [FieldError(f"{pointer}{error.pointer}"[:_MAX_SHOWN], error.code, error.detail) for error in errors]
             raise Refusal("validation_failed", f"{errors[0].pointer}: {errors[0].detail}", errors=errors)
 
-    async def check_in_process(self, body: bytes, verdicts: dict[bytes, list[FieldError]]) -> None:
-        """Check a document in the process, and keep its errors in `verdicts`. Raises Refusal overloaded."""
-        key = self._key(body)
-        if key not in verdicts:
-            verdicts[key] = await self._process.errors(self._text, body)
+    async def errors_by_process(self, body: bytes) -> list[FieldError]:
+        """The errors of a document. Raises Refusal overloaded."""
+        return await self._process.errors(self._text, body)
 
-    def _key(self, body: bytes) -> bytes:
-        return sha256(self._text).digest() + sha256(body).digest()
+
+class Check(NamedTuple):
+    """A document that must be checked in the process. `key`: names the document and the schema; made beside the loop."""
+
+    schema: PayloadSchema
+    body: bytes
+    key: bytes
 
 
 class RefusedSchema:
@@ -102,8 +106,9 @@ async def until_checked(build: Callable[[], Awaitable[T]]) -> T:
                 return await build()
             except ChecksPending as pending:
                 checks = pending.checks
-            for schema, body in checks:
-                await schema.check_in_process(body, verdicts)
+            for schema, body, key in checks:
+                if key not in verdicts:
+                    verdicts[key] = await schema.errors_by_process(body)
     finally:
         _verdicts.reset(token)
 

@@ -22,6 +22,7 @@ ASKED = struct.Struct(">II")  # bytes of the schema, bytes of the document; both
 ANSWERED = struct.Struct(">I")  # bytes of the errors as JSON, which follow
 
 _MAX_WAITING = 16
+_PIECE_BYTES = 256 << 10  # of a document
 _OVER_A_LIMIT = (-signal.SIGPROF, -signal.SIGABRT)  # of CPU time; of memory
 _errors_decoder = msgspec.json.Decoder(list[FieldError])
 
@@ -64,8 +65,10 @@ class SchemaProcess:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.writelines((ASKED.pack(len(schema), len(document)), schema, document))
-            await process.stdin.drain()
+            process.stdin.write(ASKED.pack(len(schema), len(document)) + schema)
+            for start in range(0, len(document), _PIECE_BYTES):  # each is copied on the event loop
+                process.stdin.write(document[start : start + _PIECE_BYTES])
+                await process.stdin.drain()
             (size,) = ANSWERED.unpack(await process.stdout.readexactly(ANSWERED.size))
             return _errors_decoder.decode(await process.stdout.readexactly(size))
         except (asyncio.IncompleteReadError, ConnectionError):
