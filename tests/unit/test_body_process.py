@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from app import codec
 from app.body_process import BodyProcess
+from app.body_thread import LOOP_BYTES, THREAD_BYTES, BodyThread
 from app.messages.build import build, build_reply
 from app.messages.payload import JudgedEntry, read_batch, read_batch_by_entry, read_line
 from app.messages.schemas import BatchEntry, MessageInput, ReplyInput
@@ -113,7 +115,7 @@ def messages(draw: st.DrawFn) -> bytes:
 @example([b'{"json":%s,"payload":"x"}' % nested(128)], b"")
 @example([b'{"payload":"x","properties":{"a":"b"}}', b'{"payload":"x","properties":{"a b":"c"},"tag":"a|b"}'], b"")
 @example([b'{"payload":"x","key":"k","properties":{"a":"%s"}}' % (b"x" * (16 << 10))], b"")
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_a_request_read_in_the_process_is_the_same_as_one_read_here(process, sent, end):
     one = sent[0] + end
     entries = b",".join([b'{"id":"%d","message":%s}' % (index, message) for index, message in enumerate(sent)])
@@ -176,3 +178,20 @@ def test_the_process_ends_with_the_service():
 
     with pytest.raises(ProcessLookupError):
         os.kill(child_id, 0)
+
+
+async def test_json_is_read_on_the_loop_on_a_thread_or_in_the_process_as_it_is_long():
+    here, loop = os.getpid(), threading.get_ident()
+    where = b"(__import__('os').getpid(), __import__('threading').get_ident())"
+    thread = BodyThread()
+
+    at_once = await thread.read(eval, where.ljust(LOOP_BYTES))
+    beside, slow = await thread.read(eval, where.ljust(THREAD_BYTES)), await thread.read(eval, where, is_slow=True)
+    in_process = await thread.read(eval, where.ljust(THREAD_BYTES + 1))
+    thread.close()
+
+    assert at_once == (here, loop)
+    assert beside == slow
+    assert beside[0] == here
+    assert beside[1] != loop
+    assert in_process[0] != here
