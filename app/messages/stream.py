@@ -196,6 +196,7 @@ class _Stream:
             length = len(line or b"")
             if piece and (len(piece) == _PIECE_LINES or size + length > _PIECE_BYTES):
                 await self._begin(piece, size)
+                await asyncio.sleep(0)  # where all of its lines were wrong it has waited for nothing
                 piece, size = [], 0
             piece.append(line)
             size += length
