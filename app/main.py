@@ -1,11 +1,12 @@
 """The application: routes, refusals, life cycle."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
+from fastapi import Request as AsgiRequest
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
@@ -24,6 +25,7 @@ from app.groups import handlers as groups
 from app.groups import leases, offsets
 from app.health import endpoints as health
 from app.messages import lookup, pull, send, stream
+from app.messages.hot_send import HotSends
 from app.observability import Metrics
 from app.operations import operations_of
 from app.problems import FieldError, Refusal
@@ -32,7 +34,11 @@ from app.requests import handlers as requests
 from app.routes import OperationRoute
 from app.schedules import cron_handlers as cron_schedules
 from app.schedules import handlers as schedules
+from app.server import asgi
+from app.server.connection import HttpServer
+from app.server.hot import HotParts
 from app.server.lane import OperationLane
+from app.server.request import Request
 from app.settings import Settings
 from app.tasks import handlers as tasks
 from app.testing import endpoints as testing
@@ -40,8 +46,10 @@ from app.testing.controls import Controls
 from app.testing.faults import FaultSwitches, kill_this_process
 from app.topics import handlers as topics
 from app.transactions import handlers as transactions
+from app.transactions.hot import HotBegins, HotDecisions
 from app.wiring import Wiring
 from storage.clock import Clock
+from txn.states import TxnState
 
 # Routes are asked one after another: those first that are asked for most.
 RESOURCES = (
@@ -152,21 +160,44 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     return app
 
 
-async def _invalid_path(_: Request, error: Exception) -> NoReturn:
+def http_server(app: FastAPI) -> HttpServer:
+    """A server of this application's connections, which answers operations itself. Called on the event loop."""
+    wiring: Wiring = app.state.wiring
+    lane: OperationLane = app.state.lane
+    settings = wiring.settings
+
+    def answer(request: Request) -> Awaitable[None]:
+        asked = lane.take(request)
+        if asked is not None:
+            return lane.answer(asked)
+        return asgi.answer(app, request, can_cut=settings.testing.enabled)
+
+    http = HttpServer(settings.http, wiring.connections, answer, take=lane.take_bytes)
+    parts = HotParts(wiring.get_services, lane.bodies, lane.metrics, http.loop.call_soon, lambda: http.default_lines)
+    lane.hot |= {
+        "sendMessage": HotSends(parts),
+        "beginTransaction": HotBegins(parts),
+        "commitTransaction": HotDecisions(parts, "commitTransaction", TxnState.COMMITTED),
+        "rollbackTransaction": HotDecisions(parts, "rollbackTransaction", TxnState.ROLLED_BACK),
+    }
+    return http
+
+
+async def _invalid_path(_: AsgiRequest, error: Exception) -> NoReturn:
     """A part of the path is not what it should be; nothing of the input is echoed."""
     assert isinstance(error, RequestValidationError)
     fields = [FieldError("/" + "/".join(map(str, one["loc"])), "wrong_type", str(one["msg"])) for one in error.errors()]
     raise Refusal("validation_failed", fields[0].detail, errors=fields)
 
 
-async def _not_routed(request: Request, error: Exception) -> NoReturn:
+async def _not_routed(request: AsgiRequest, error: Exception) -> NoReturn:
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         raise Refusal("method_not_allowed", headers={"Allow": ", ".join(_methods(request))})
     raise Refusal("route_not_found" if error.status_code == 404 else "internal_error")
 
 
-def _methods(request: Request) -> list[str]:
+def _methods(request: AsgiRequest) -> list[str]:
     """Of all routes with this path: the framework names those of the first one only."""
     found: set[str] = set()
     for route in request.app.routes:

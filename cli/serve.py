@@ -5,28 +5,21 @@ import gc
 import os
 import socket
 import sys
-from collections.abc import Awaitable
 from types import FrameType
 
 import structlog
 import uvicorn
+from fastapi import FastAPI
 
 from app import exit_codes, file_budget
 from app.acceptor import Acceptor
-from app.main import create_app
-from app.messages.hot_send import HotSends
+from app.main import create_app, http_server
 from app.observability import configure_logging
 from app.open_files import raise_limit
-from app.server import asgi
 from app.server.connection import Connection, HttpServer
-from app.server.hot import HotParts
-from app.server.lane import OperationLane
-from app.server.request import Request
 from app.settings import ConfigurationError, Settings
-from app.transactions.hot import HotBegins, HotDecisions
 from app.wiring import Wiring
 from storage.local.options import FlushPolicy
-from txn.states import TxnState
 
 _BACKLOG = 2048
 _SHORT_KEY = 16  # characters; a shorter one can be guessed by trying
@@ -48,40 +41,23 @@ class _Server(uvicorn.Server):
     progress.
     """
 
-    def __init__(self, config: uvicorn.Config, wiring: Wiring, lane: OperationLane, settings: Settings) -> None:
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
-        self._lane = lane
-        self._wiring = wiring
-        self._settings = settings
+        self._app = app
+        self._wiring: Wiring = app.state.wiring
         self._http: HttpServer | None = None
         self._acceptor: Acceptor | None = None
-        wiring.on_fatal = self._end
-        wiring.on_loaded = _leave_alone_what_is_loaded  # a million pending transactions, say
+        self._wiring.on_fatal = self._end
+        self._wiring.on_loaded = _leave_alone_what_is_loaded  # a million pending transactions, say
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
         (listener,) = sockets or []
-        connections = self._wiring.connections
-        self._http = http = HttpServer(self._settings.http, connections, self._answer, take=self._lane.take_bytes)
-        parts = HotParts(
-            self._wiring.get_services, self._lane.bodies, self._lane.metrics, http.loop.call_soon, lambda: http.default_lines
-        )
-        self._lane.hot |= {
-            "sendMessage": HotSends(parts),
-            "beginTransaction": HotBegins(parts),
-            "commitTransaction": HotDecisions(parts, "commitTransaction", TxnState.COMMITTED),
-            "rollbackTransaction": HotDecisions(parts, "rollbackTransaction", TxnState.ROLLED_BACK),
-        }
+        self._http = http = http_server(self._app)
         self.server_state.connections = http.connections  # type: ignore[assignment]
         self.server_state.tasks = http.tasks
-        self._acceptor = Acceptor(listener, connections, http.connect, backlog=_BACKLOG)
+        self._acceptor = Acceptor(listener, http.counted, http.connect, backlog=_BACKLOG)
         self._acceptor.start()
-
-    def _answer(self, request: Request) -> Awaitable[None]:
-        asked = self._lane.take(request)
-        if asked is not None:
-            return self._lane.answer(asked)
-        return asgi.answer(self.config.loaded_app, request, can_cut=self._settings.testing.enabled)
 
     async def on_tick(self, counter: int) -> bool:
         is_over = await super().on_tick(counter)
@@ -146,7 +122,7 @@ def run(settings: Settings) -> int:
     )
     gc.freeze()  # no collection before it: what was imported is no garbage, and looking through it takes 0.2 s
     gc.enable()
-    _Server(config, wiring, app.state.lane, settings).run(sockets=[listener])
+    _Server(config, app).run(sockets=[listener])
     return wiring.exit_code
 
 

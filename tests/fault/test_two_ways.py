@@ -1,0 +1,208 @@
+"""C24: the server's own lane and the ASGI application answer equally: status, headers and body."""
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.fault.campaign_size import sized
+from tests.support.two_ways import Way
+
+pytestmark = pytest.mark.faults
+
+REQUESTS = sized(ci=3_000, full=30_000)
+SHARDS = 2
+TOPICS = ("orders", "bills", "typed", "shaped", "gone")
+SEND, BATCH, RAW = "/v1/topics/{}/messages", "/v1/topics/{}/messages/batch", "/v1/topics/{}/messages/raw"
+VALUES: tuple[Any, ...] = (
+    "", "x", "x" * 64, "x" * 300, "ü", "a b", "a|b", "\x01", "\n", "é" * 63, "𝄞", 0, -1, 1, 3.5, 1 << 60, True, None, [], {},
+    [1, [2, {"a": None}]], {"a": "\u2028"}, "synced", "buffered", "utf8", "base64", "eA==", "2026-01-01T00:00:00Z",
+)  # fmt: skip
+FIELDS = (
+    "payload", "json", "key", "tag", "ordering_key", "queue_id", "delay_ms", "deliver_at", "delay_level", "require_durability",
+    "payload_encoding", "content_type", "properties", "unknown",
+)  # fmt: skip
+HEADERS = (
+    "Idempotency-Key: k1", "Idempotency-Key: k2", "Idempotency-Key: a b", "Request-Id: mine", "Request-Id: \x7f",
+    "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "Accept-Encoding: gzip", "Accept: text/html",
+    "Expect: 100-continue", "Connection: close", "Connection: keep-alive", "Content-Type: text/plain", "X-Other: 1",
+    "Content-Type: application/json; charset=utf-8", "Origin: http://evil.example", "Host: b", "If-Match: *", "Message-Key: k",
+)  # fmt: skip
+PLAIN = "Host: localhost\r\nContent-Type: application/json\r\nUser-Agent: two ways"
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_both_ways_answer_equally_and_store_the_same(tmp_path, shard):
+    asyncio.run(_compare(tmp_path, random.Random(f"two ways {shard}"), REQUESTS // SHARDS))
+
+
+async def _compare(directory, chance: random.Random, count: int) -> None:
+    async with Way(directory / "direct", is_direct=True) as direct, Way(directory / "asgi", is_direct=False) as application:
+
+        async def ask(requests: list[bytes], pieces: int = 1) -> list[str]:
+            ours = await direct.ask_all(requests, pieces=pieces)
+            theirs = await application.ask_all(requests, pieces=pieces)
+            assert ours == theirs, requests
+            return ours
+
+        for request in _begin():
+            await ask([request])
+        asked = 0
+        while asked < count:
+            requests = _together(chance)
+            await ask(requests, pieces=chance.choice((1, 1, 1, 2, 5)) if len(requests) == 1 else 1)
+            asked += len(requests)
+        statuses = [(await ask([request]))[0][9:12] for request in _end()]
+        assert statuses == ["200"] * len(statuses)
+        assert direct.taken > count / 5  # by hot operations: what they do is what is asked here
+
+
+def _begin() -> Iterator[bytes]:
+    for topic, settings in (
+        ("orders", {"queues": 2}),
+        ("bills", {"queues": 1, "max_message_bytes": 2_000}),
+        ("typed", {"message_types": ["fifo"]}),
+        ("shaped", {"schema": {"kind": "json_schema", "mode": "enforce", "json": {"type": "object"}}}),
+        ("gone", {}),
+    ):
+        yield _request("POST", "/v1/topics", {"topic": topic, **settings})
+    yield _request("PUT", "/v1/groups/readers", {"topics": [{"topic": "orders"}]})
+    for _ in range(3):  # so that the heads of these are known
+        for topic in TOPICS:
+            yield _request("POST", SEND.format(topic), {"payload": "x"})
+        yield _request("POST", "/v1/transactions", _plain_begin("orders", {"payload": "x"}))
+        yield _request("POST", "/v1/transactions/<txn 0>/commit", None)
+        yield _request("POST", "/v1/transactions/<txn 0>/rollback", {})
+    yield _request("DELETE", "/v1/topics/gone?force=true", None)
+
+
+def _end() -> Iterator[bytes]:
+    """What is stored after all: every message, and what became of the transactions."""
+    for topic, queues in (("orders", 2), ("bills", 1), ("typed", 4), ("shaped", 4)):
+        for queue in range(queues):
+            yield _request("GET", f"/v1/topics/{topic}/queues/{queue}/messages?max_messages=1000&max_bytes=16777216", None)
+    for number in range(200):
+        yield _request("GET", f"/v1/transactions/<txn {number}>", None)
+        yield _request("GET", f"/v1/transactions/<txn {number}>/history", None)
+
+
+def _together(chance: random.Random) -> list[bytes]:
+    """Requests that arrive at once: one of any kind, or some plain ones, as only their order is that of their arrival."""
+    if chance.random() < 0.3:
+        kind = chance.choice((_plain_send, _plain_transaction, _plain_decision))
+        return [kind(chance) for _ in range(chance.choice((2, 3, 5)))]
+    return [chance.choices((_send, _begin_one, _decide, _batch, _raw, _other), (8, 4, 6, 2, 2, 5))[0](chance)]
+
+
+def _plain_send(chance: random.Random) -> bytes:
+    return _request("POST", SEND.format("orders"), {"payload": chance.choice(("x", "yy")), "key": chance.choice(("k", "k 1"))})
+
+
+def _plain_transaction(chance: random.Random) -> bytes:
+    return _request("POST", "/v1/transactions", _plain_begin("orders", {"json": chance.choice(("x", "ü"))}))
+
+
+def _plain_decision(chance: random.Random) -> bytes:
+    return _request(
+        "POST", f"/v1/transactions/<txn {chance.randrange(1_000_000)}>/{chance.choice(('commit', 'rollback'))}", None
+    )
+
+
+def _send(chance: random.Random) -> bytes:
+    return _spoiled(chance, "POST", SEND.format(_topic(chance)), _message(chance))
+
+
+def _topic(chance: random.Random) -> str:
+    return chance.choice((*TOPICS, "orders", "orders", "orders", "never", "%6Frders", "rmq_sys_x"))
+
+
+def _message(chance: random.Random) -> dict[str, Any]:
+    message: dict[str, Any] = {chance.choice(("payload", "payload", "json")): chance.choice(("x", "ü\u2028", "x" * 100))}
+    for field, values in (("key", ("k", "ключ", "k 1")), ("tag", ("t", "t|u")), ("require_durability", ("buffered", "synced"))):
+        if chance.random() < 0.4:
+            message[field] = chance.choice(values)
+    if chance.random() < 0.25:
+        message[chance.choice(FIELDS)] = chance.choice(VALUES)
+    if chance.random() < 0.05:
+        message["payload"] = "y" * chance.choice((1_990, 2_001, 17_000))
+    return message
+
+
+def _plain_begin(topic: str, message: dict[str, Any]) -> dict[str, Any]:
+    return {"producer_group": "shop", "messages": [{"topic": topic, "message": message}]}
+
+
+def _begin_one(chance: random.Random) -> bytes:
+    body = _plain_begin(_topic(chance), _message(chance))
+    if chance.random() < 0.2:
+        body["messages"] *= chance.choice((0, 2, 3))
+    if chance.random() < 0.2:
+        field = chance.choice(("transaction_id", "business_key", "producer_group", "check", "unknown"))
+        body[field] = chance.choice(("given", "a b", "", {"first_after_ms": 60_000}, {"max_answers": 0}, 1))
+    return _spoiled(chance, "POST", "/v1/transactions", body)
+
+
+def _decide(chance: random.Random) -> bytes:
+    word = chance.choices(("commit", "rollback", "resume"), (6, 3, 1))[0]
+    body = chance.choice((None, None, None, {}, {}, {"reason": "no"}, {"reason": 1}, []))
+    name = chance.choice((f"<txn {chance.randrange(1_000_000)}>",) * 9 + ("none",))
+    return _spoiled(chance, "POST", f"/v1/transactions/{name}/{word}", body)
+
+
+def _batch(chance: random.Random) -> bytes:
+    entries = [{"message": _message(chance)} for _ in range(chance.randrange(5))]
+    if entries and chance.random() < 0.3:
+        entries[0]["id"] = chance.choice(("a", "", 1))
+    return _spoiled(chance, "POST", BATCH.format(_topic(chance)), {"entries": entries, "atomic": chance.random() < 0.5})
+
+
+def _raw(chance: random.Random) -> bytes:
+    return _spoiled(chance, "POST", RAW.format(_topic(chance)), {"any": chance.choice(VALUES)})
+
+
+def _other(chance: random.Random) -> bytes:
+    at = chance.randrange(60)
+    method, path, body = chance.choice(
+        [
+            ("GET", f"/v1/topics/orders/queues/0/messages?offset={at}&max_messages=3", None),
+            ("GET", f"/v1/topics/orders/queues/{chance.choice(('9', '01', 'x', '-1', '1.0'))}/messages", None),
+            ("GET", f"/v1/topics/orders/queues/1/messages?from=x&tag=t&{chance.choice(('a=1', 'tag=t', 'offset=-1'))}", None),
+            ("GET", f"/v1/messages/<msg {at}>", None),
+            ("GET", f"/v1/messages/<msg {at}>/payload", None),
+            ("GET", "/v1/topics/orders", None),
+            ("GET", "/v1/topics?page_size=2", None),
+            ("GET", "/v1/groups/readers", None),
+            ("POST", "/v1/groups/readers/receive", {"max_messages": 2, "lease_ms": 60_000}),
+            ("GET", f"/v1/transactions/<txn {at}>", None),
+            ("GET", f"/v1/transactions/<txn {at}>/history", None),
+            ("HEAD", "/v1/topics/orders", None),
+            ("PUT", "/v1/topics/orders", {"queues": 2}),
+            ("PATCH", "/v1/topics/bills", {"queues": 1}),
+            ("OPTIONS", "/v1/topics", None),
+            ("DELETE", "/v1/topics/orders/messages", None),
+            ("GET", "/v1/nothing", None),
+            ("POST", "/v1/topics", {"topic": "gone", "queues": 4}),
+            ("DELETE", "/v1/topics/gone", None),
+        ]
+    )
+    return _spoiled(chance, method, path, body)
+
+
+def _spoiled(chance: random.Random, method: str, path: str, body: Any) -> bytes:
+    """A request, most often as it should be."""
+    headers = [chance.choice(HEADERS) for _ in range(chance.choices((0, 1, 2), (8, 2, 1))[0])]
+    made = _request(method, path, body, *headers)
+    head, end, content = made.partition(b"\r\n\r\n")
+    if content and chance.random() < 0.1:
+        at = chance.randrange(len(content))
+        content = content[:at] + bytes([chance.choice(b'\x00"{}[],:\\ux9\xff ')]) + content[at + 1 :]
+    return head + end + content
+
+
+def _request(method: str, path: str, body: Any, *headers: str) -> bytes:
+    content = b"" if body is None else json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    lines = [f"{method} {path} HTTP/1.1", PLAIN, *headers, f"Content-Length: {len(content)}"]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + content
