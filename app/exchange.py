@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
@@ -16,6 +17,7 @@ from storage.message import StoredMessage
 
 T = TypeVar("T")
 
+JSON = "application/json"
 JSON_LINES = "application/x-ndjson"
 
 HEADERS = "escrowmq.headers"  # where in the ASGI scope the gateway leaves what it has read
@@ -28,6 +30,7 @@ _PARTS_AT_ONCE = 4  # the same
 
 _STREAMS = re.compile(r"/v1/topics/[^/]+/messages/stream")
 
+_WEIGHT = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
 _VISIBLE_ASCII = frozenset(map(chr, range(0x21, 0x7F)))
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -99,8 +102,10 @@ class Call(NamedTuple):
         self.share.hold(sum(map(len, pieces)))
         return Reply(200, pieces)
 
-    async def answer_joined(self, byte_count: int, parts: Iterator[bytes]) -> "Reply":
-        """200 with the JSON that these parts make when joined; each takes a fraction of a millisecond to make.
+    async def answer_joined(
+        self, byte_count: int, parts: Iterator[bytes], headers: Mapping[str, str], media_type: str = JSON
+    ) -> "Reply":
+        """200 with what these parts are when joined; each takes a fraction of a millisecond to make.
 
         `byte_count`: of what they are made from.
         """
@@ -108,13 +113,13 @@ class Call(NamedTuple):
         if byte_count > _JOINED_BYTES:
             pieces = await self.thread.run(byte_count, lambda: codec.in_pieces(parts))
             self.share.hold(sum(map(len, pieces)))
-            return Reply(200, pieces)
+            return Reply(200, pieces, headers, media_type)
         found = []
         for number, part in enumerate(parts):
             found.append(part)
             if number and not number % _PARTS_AT_ONCE:
                 await asyncio.sleep(0)
-        return Reply(200, in_pieces(b"".join(found)))
+        return Reply(200, in_pieces(b"".join(found)), headers, media_type)
 
     async def ahead(self, make: Callable[[], T]) -> Callable[[], T]:
         """As `BodyThread.ahead`, for work that takes time with the body's size."""
@@ -135,6 +140,11 @@ class Call(NamedTuple):
             raise invalid_field("/headers/idempotency-key", "invalid_format", "must be 1 to 255 visible ASCII characters")
         return key
 
+    def preferred(self, offered: tuple[str, ...]) -> str:
+        """The media type of those offered that the client prefers; the first of those that it likes equally, or not at all."""
+        accept = self.headers.get("accept")
+        return offered[0] if accept is None or accept == "*/*" else preferred(accept, offered)
+
     def check_if_match(self, revision: int | None) -> None:
         """`revision`: of what is to be changed; None where it does not exist. Raises Refusal revision_mismatch."""
         given = self.headers.get("if-match")
@@ -152,13 +162,34 @@ class Call(NamedTuple):
         return given if given is not None and _TRACEPARENT.fullmatch(given) else None
 
 
+@lru_cache(maxsize=256)
+def preferred(accept: str, offered: tuple[str, ...]) -> str:
+    """As `Call.preferred`, by the value of the header Accept (RFC 9110, 12.5.1). A range that cannot be read is ignored.
+
+    Of several ranges that include a type the narrowest counts. One with parameters includes none of ours, which have none.
+    """
+    weights: dict[str, float] = {}
+    for given in accept.lower().split(","):
+        media_range, *parameters = [part.strip() for part in given.split(";")]
+        is_weighted = bool(parameters) and parameters[0].startswith("q=")
+        weight = parameters[0][2:] if is_weighted else "1"
+        if (is_weighted or not parameters) and _WEIGHT.fullmatch(weight):
+            weights[media_range] = float(weight)
+
+    def weight_of(media_type: str) -> float:
+        ranges = (media_type, f"{media_type.partition('/')[0]}/*", "*/*")
+        return next((weights[one] for one in ranges if one in weights), 0.0)
+
+    return max(offered, key=weight_of)
+
+
 class Reply(NamedTuple):
     """The answer of a handler. `body`: all of it, or its pieces where it is large."""
 
     status: int
     body: bytes | list[bytes]
     headers: Mapping[str, str] = {}
-    media_type: str | None = "application/json"
+    media_type: str | None = JSON
 
 
 class FileReply(NamedTuple):

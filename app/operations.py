@@ -66,6 +66,7 @@ class Operation:
     """A row of the table.
 
     `answers`: the class of each answer by status, None for an empty one; the first is the usual answer.
+    `media_types`: those, beside JSON, in which the usual answer can be had, as bytes; the header Accept chooses.
     `query`, `body`: the classes that the handler is given. `decode`: reads the body in another way than as the class.
     `takes_bytes`, `takes_lines`: the body is not JSON; a handler of lines is a generator of answered lines, and its last
     argument are the pieces of the body as they come.
@@ -80,6 +81,7 @@ class Operation:
     tag: str
     handler: Handler | StreamHandler
     answers: Mapping[int, type | None]
+    media_types: Sequence[str]
     query: type | None
     body: type | None
     body_is_optional: bool
@@ -145,6 +147,7 @@ def operation(
     *,
     tag: str,
     answers: Mapping[int, type | None],
+    media_types: Sequence[str] = (),
     query: type | None = None,
     body: type | None = None,
     body_is_optional: bool = False,
@@ -162,8 +165,8 @@ def operation(
     def declare(handler: AnyHandler) -> AnyHandler:
         assert operation_id not in OPERATIONS, f"two operations are called {operation_id}"
         OPERATIONS[operation_id] = Operation(
-            method, path, operation_id, tag, handler, answers, query, body, body_is_optional, decode, takes_bytes, takes_lines,
-            limit, tuple(headers), answer_headers, example, tuple(problems),
+            method, path, operation_id, tag, handler, answers, media_types, query, body, body_is_optional, decode, takes_bytes,
+            takes_lines, limit, tuple(headers), answer_headers, example, tuple(problems),
         )  # fmt: skip
         return handler
 

@@ -191,8 +191,13 @@ def _request(operation: Operation) -> dict[str, Any]:
 def _responses(operation: Operation) -> dict[int | str, dict[str, Any]]:
     codes = operation.problem_codes
     of_refusals = [PRESSURE] if operation.tells_pressure else []
+    answers: dict[int | str, dict[str, Any]] = {
+        status: _documented(kind, operation.answer_headers) for status, kind in operation.answers.items()
+    }
+    for media_type in operation.media_types:
+        next(iter(answers.values()))["content"][media_type] = {"schema": dict(_BYTES)}
     return {
-        **{status: _documented(kind, operation.answer_headers) for status, kind in operation.answers.items()},
+        **answers,
         **{status: _problem(status, codes, of_refusals) for status in sorted({PROBLEMS[code].status for code in codes})},
     }
 

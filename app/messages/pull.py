@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from msgspec import UNSET
 
 from app import codec
-from app.exchange import Call, Reply
-from app.messages.schemas import MessagePage, PullQuery
+from app.exchange import JSON, Call, Reply
+from app.messages import frames
+from app.messages.schemas import MessagePage, PayloadForm, PullQuery
 from app.messages.view import parts_of_list
 from app.operations import operation
 from app.problems import FieldError, Refusal
@@ -19,6 +20,8 @@ from storage.formats.stored_record import StoredRecord
 from storage.message import OffsetRange, QueueId
 from storage.store import MessageStore
 
+_MEDIA_TYPES = (JSON, frames.MEDIA_TYPE)
+_VARIES = {"Vary": "Accept"}
 _SCAN_CODES = 16_000  # messages that a filter may pass over in one read by the hash of their tag
 
 
@@ -29,6 +32,7 @@ _SCAN_CODES = 16_000  # messages that a filter may pass over in one read by the 
     tag="pull",
     query=PullQuery,
     answers={200: MessagePage},
+    media_types=[frames.MEDIA_TYPE],
     problems=[
         "topic_not_found",
         "queue_not_found",
@@ -41,7 +45,11 @@ _SCAN_CODES = 16_000  # messages that a filter may pass over in one read by the 
     ],
 )
 async def pull(services: Services, call: Call, topic_name: str, queue_id: int, query: PullQuery) -> Reply:
-    """Read a queue from an offset. Nothing is remembered; with `wait_ms` the answer waits for something new."""
+    """Read a queue from an offset. Nothing is remembered; with `wait_ms` the answer waits for something new.
+
+    With `Accept: application/vnd.escrowmq.records` the answer is the records as they are stored (docs/formats.md); `payload`
+    has no meaning for them.
+    """
     topic = services.topics.get(topic_name)
     queue = topic.queue(queue_id)
     bounds = await services.store.offsets(queue)
@@ -50,19 +58,22 @@ async def pull(services: Services, call: Call, topic_name: str, queue_id: int, q
     found, next_offset, passed = await _read_or_wait(services, call, queue, offset, query, wanted)
     bounds = await services.store.offsets(queue)
     services.metrics.messages_out.inc(len(found))
-    result = b"found" if found else b"no_matched_message" if passed else b"no_new_message"
-    return await call.answer_joined(
-        sum([len(record.data) for record in found]), _page(found, query, next_offset, bounds, result)
-    )
+    result = "found" if found else "no_matched_message" if passed else "no_new_message"
+    media_type = call.preferred(_MEDIA_TYPES)
+    if media_type == frames.MEDIA_TYPE:
+        parts = frames.parts_of_page(found, next_offset, bounds, result)
+    else:
+        parts = _parts_of_page(found, query.payload, next_offset, bounds, result)
+    return await call.answer_joined(sum([len(record.data) for record in found]), parts, _VARIES, media_type)
 
 
-def _page(
-    found: Sequence[StoredRecord], query: PullQuery, next_offset: int, bounds: OffsetRange, result: bytes
+def _parts_of_page(
+    found: Sequence[StoredRecord], form: PayloadForm, next_offset: int, bounds: OffsetRange, result: str
 ) -> Iterator[bytes]:
     """The JSON of a `MessagePage`."""
     yield b'{"messages":['
-    yield from parts_of_list(found, query.payload)
-    yield b'],"next_offset":%d,"min_offset":%d,"max_offset":%d,"result":"%b"}' % (next_offset, *bounds, result)
+    yield from parts_of_list(found, form)
+    yield b'],"next_offset":%d,"min_offset":%d,"max_offset":%d,"result":"%b"}' % (next_offset, *bounds, result.encode())
 
 
 async def _first_offset(store: MessageStore, queue: QueueId, query: PullQuery, bounds: OffsetRange) -> int:

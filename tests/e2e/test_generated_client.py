@@ -83,7 +83,7 @@ class Generated:
             self.succeeded.add(operation_id)
             return None
         content = OPERATIONS[operation_id][1]["responses"][str(status)]["content"]
-        (schema,) = (one["schema"] for one in content.values())
+        schema = next(iter(content.values()))["schema"]
         if schema.get("format") == "binary":
             assert response.parsed.payload.read() == response.content
             self.succeeded.add(operation_id)
