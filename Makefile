@@ -7,9 +7,10 @@ ROWS ?=
 SEED ?=
 AUDIT ?=
 BENCH ?=
+PEERS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check test-faults bench audit openapi migration demo lock clean
+.PHONY: help setup run test check test-faults bench bench-peers audit openapi migration demo lock clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -58,6 +59,9 @@ test-faults: .venv/.dev .venv/.audit  ## power cuts, kills, failing disks (FAULT
 
 bench: .venv/.dev .venv/.audit  ## measure, each figure beside its limit in the same run (BENCH="http --rounds 5")
 	$(BIN)/python -m benchmarks $(BENCH)
+
+bench-peers: .venv/.dev  ## measure beside Redis, NATS, RocketMQ, Kafka and RabbitMQ, those that can be had (PEERS="redis rocketmq")
+	$(BIN)/python -m benchmarks.peers $(PEERS)
 
 openapi: .venv/.run  ## write openapi/openapi.json anew
 	$(BIN)/escrowmq openapi --out openapi/openapi.json

@@ -34,6 +34,7 @@ class Window(NamedTuple):
     p99_ms: float
     server: Times
     load: Times
+    refused: int = 0  # operations that the server or its client gave up; they count for nothing else
 
     @property
     def rate(self) -> float:
@@ -47,17 +48,16 @@ class Window(NamedTuple):
 
     @property
     def load_share(self) -> float:
-        """The part of its core that the generator used, or waited for."""
-        return min(1.0, max(map(_wanted, self.load.values()), default=0.0) / self.seconds)
+        """The part of its core that the generator used, or that its busiest thread waited for."""
+        return self._share(self.load)
 
     @property
     def is_limited_by_load(self) -> bool:
-        server_share = max(map(_wanted, self.server.values()), default=0.0) / self.seconds
-        return self.load_share >= _SATURATED > server_share
+        return self.load_share >= _SATURATED > self._share(self.server)
 
-
-def _wanted(time: ThreadTime) -> float:
-    return time.running + time.waiting
+    def _share(self, times: Times) -> float:
+        busiest = max((time.running + time.waiting for time in times.values()), default=0.0)
+        return min(1.0, max(running(times), busiest) / self.seconds)
 
 
 Pids = Callable[[], Sequence[int]]
@@ -99,9 +99,18 @@ class Driver:
         after = thread_times(*pids), thread_times(self._process.pid)
         said = self._wait_for("result")
         spent = [between(*pair) for pair in zip(before, after, strict=True)]
+        if not said["messages"]:
+            raise RuntimeError(f"nothing was answered in {said['seconds']:.2f} s")
         return Window(
-            said["operations"], said["messages"], said["seconds"], said["p50_ms"], said["p99_ms"], *spent
-        )  # fmt: skip
+            operations=said["operations"],
+            messages=said["messages"],
+            seconds=said["seconds"],
+            p50_ms=said["p50_ms"],
+            p99_ms=said["p99_ms"],
+            server=spent[0],
+            load=spent[1],
+            refused=said.get("refused", 0),
+        )
 
     def _wait_for(self, event: str) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -174,19 +183,18 @@ def _children_seconds() -> float:
 
 
 def load_generator() -> Generator:
-    """The generator in Go, built now; wrk where there is no Go. Raises NotOffered where there is neither."""
-    program = build_load()
-    if program:
-        return Driver([str(program)])
+    """The generator in Go; wrk where there is no Go. Raises NotOffered where there is neither."""
+    if shutil.which("go"):
+        return Driver([str(load_program())])
     if shutil.which("wrk"):
         return Wrk()
     raise NotOffered("no load generator: install Go 1.21 or later (go), or wrk for the rows of one constant request")
 
 
-def build_load() -> Path | None:
-    """The program made of `benchmarks/load/`; None where there is no Go."""
+def load_program() -> Path:
+    """The program made of `benchmarks/load/`, built now. Raises NotOffered where there is no Go."""
     if not shutil.which("go"):
-        return None
+        raise NotOffered("needs go")
     program = BUILT / "load"
     BUILT.mkdir(parents=True, exist_ok=True)
     subprocess.run(["go", "build", "-buildvcs=false", "-o", str(program), "."], cwd=SOURCE, check=True)

@@ -70,14 +70,17 @@ def show_table(title: str, settings: str, columns: Sequence[Column], rows: Itera
     console.print()
 
 
-def show_machine() -> None:
+def show_machine() -> str:
+    """Print what is measured, and on what; returns it."""
     commit = _output("git", "describe", "--always", "--dirty")
     cores = os.cpu_count()
     load = os.getloadavg()[0]
-    Console(soft_wrap=True).print(
+    machine = (
         f"{_processor()}, {cores} cores, Linux {platform.release()}, Python {platform.python_version()}, commit {commit}, "
-        f"load before the run {load:.2f}\n"
+        f"load before the run {load:.2f}"
     )
+    Console(soft_wrap=True).print(machine + "\n")
+    return machine
 
 
 def number(value: float) -> str:

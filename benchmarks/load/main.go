@@ -27,7 +27,9 @@ type command struct {
 	Body        string  `json:"body"` // of the request, or a line of the stream
 	Size        int     `json:"size"` // messages of a request, lines that a stream has under way
 	Accept      string  `json:"accept"`
-	Topic       string  `json:"topic"`
+	Key         string  `json:"key"`
+	Tag         string  `json:"tag"`
+	Topic       string  `json:"topic"` // or stream
 	Queues      int     `json:"queues"`
 	Depth       int     `json:"depth"` // messages in each queue
 	Group       string  `json:"group"` // the groups are called group-0, group-1, ...

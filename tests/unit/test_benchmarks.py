@@ -1,9 +1,12 @@
-"""What benchmarks compute from readings of /proc and from several rounds."""
+"""Benchmarks' arithmetic: readings of /proc, medians of rounds, ratios."""
 
 import pytest
 
 from benchmarks.cpu import ThreadTime, between, by_group, process_tree, running, thread_times
 from benchmarks.generator import Window, parse_wrk
+from benchmarks.peers.comparison import Comparison, Side, best
+from benchmarks.peers.table import BEGIN, END, write
+from benchmarks.report import REPOSITORY
 from benchmarks.rows import Round, Row, summary, thread_group
 
 SERVER = 40
@@ -120,3 +123,48 @@ def test_what_wrk_prints_is_read_in_milliseconds():
 def test_wrk_that_met_an_error_measured_nothing(line):
     with pytest.raises(RuntimeError, match=r"responses|errors"):
         parse_wrk(_WRK + line)
+
+
+def test_a_side_has_the_medians_of_the_number_of_connections_with_the_highest_median_rate():
+    windows = {
+        64: [window(0.03, messages=1_000), window(0.01, messages=9_000), window(0.02, messages=1_000)],
+        256: [window(0.04, messages=2_000), window(0.08, messages=2_000), window(0.06, messages=2_000, p50_ms=5.0)],
+    }
+
+    found = best(windows)
+
+    assert (found.connections, found.rate, found.cpu_us, found.p50_ms) == (256, 2_000, pytest.approx(30.0), 1.0)
+
+
+def side(rate, cpu_us, **more):
+    return Side(
+        connections=64, rate=rate, cpu_us=cpu_us, p50_ms=1.0, p99_ms=2.0, is_limited_by_load=False, **{"refused": 0, **more}
+    )
+
+
+def compared(**more):
+    sides = {"peer_side": side(10_000.0, 20.0, refused=3), "own_side": side(15_000.0, 30.0)}
+    texts = {"peer": "Peer", "version": "1.2", "setting": "sync", "durability": "synced", "row": "single", "text": "send"}
+    return Comparison(**{**texts, **sides, "goal": 1.5, **more})
+
+
+def test_a_ratio_is_that_of_the_service_to_the_peer():
+    assert compared().ratio == 1.5
+    assert compared().cpu_ratio == 1.5
+
+
+def test_the_page_of_peers_gets_new_figures_between_its_marks_and_keeps_the_rest(tmp_path):
+    page = tmp_path / "peers.md"
+    page.write_bytes((REPOSITORY / "docs" / "peers.md").read_bytes())
+    before, after = page.read_text().split(BEGIN)[0], page.read_text().split(END)[1]
+
+    write(page, "a machine", [compared(), compared(durability="buffered", goal=None)], {"Other": "needs other"})
+
+    text = page.read_text()
+    assert text.startswith(before)
+    assert text.endswith(after)
+    assert (
+        "| single send | Peer 1.2 | sync; send; 3 refused | 10,000 (64) | 20 | 15,000 (64) | 30 | 1.50 | 1.5 ✓ | 1.50 |" in text
+    )
+    assert "Other is absent: needs other." in text
+    assert text.index("**Synced**") < text.index("**Buffered**")

@@ -1,0 +1,49 @@
+"""Peers in Java: their jars by Maven coordinates, and the load programs of `benchmarks/peers/java/`, compiled against them."""
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+from benchmarks.generator import BUILT, Driver, NotOffered
+
+SOURCE = Path(__file__).parent / "java"
+
+
+def jars(name: str, coordinates: Sequence[str]) -> str:
+    """A class path of these artifacts (group:artifact:version) and all that they need. Raises NotOffered."""
+    missing = [tool for tool in ("java", "javac", "mvn") if not shutil.which(tool)]
+    if missing:
+        raise NotOffered(f"needs {', '.join(missing)}")
+    folder = BUILT / "peers" / name
+    pom = _pom(coordinates)
+    kept = folder / "pom.xml"
+    if not kept.exists() or kept.read_text() != pom or not (folder / "complete").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        kept.write_text(pom)
+        command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=lib"]
+        made = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        if made.returncode:
+            raise NotOffered(f"Maven did not find {', '.join(coordinates)}")
+        (folder / "complete").touch()
+    return str(folder / "lib" / "*")
+
+
+def load(name: str, class_path: str, program: str, arguments: Sequence[str], *, options: Sequence[str], log: Path) -> Driver:
+    """The load program, compiled now, started on the load's core."""
+    classes = BUILT / "peers" / name / "classes"
+    sources = [str(SOURCE / f"{each}.java") for each in ("Load", program)]
+    subprocess.run(["javac", "-nowarn", "-d", str(classes), "-cp", class_path, *sources], check=True)
+    command = ["java", "-Xms512m", "-Xmx512m", *options, "-cp", f"{classes}:{class_path}", program, *arguments]
+    return Driver(command, log=log)
+
+
+def _pom(coordinates: Sequence[str]) -> str:
+    dependencies = []
+    for one in coordinates:
+        parts = zip(("groupId", "artifactId", "version"), one.split(":"), strict=True)
+        dependencies.append("<dependency>" + "".join(f"<{tag}>{escape(part)}</{tag}>" for tag, part in parts) + "</dependency>")
+    own = "<modelVersion>4.0.0</modelVersion><groupId>peers</groupId><artifactId>peers</artifactId><version>1</version>"
+    return f"<project>{own}<dependencies>{''.join(dependencies)}</dependencies></project>\n"
