@@ -26,6 +26,9 @@ from app.server.hot import Asked, HotOperation
 from app.server.request import Request
 from app.services import Services
 
+_RESOURCE = 2  # the place in a path of what never varies: /v1/topics/...
+_Route = tuple[list[int], list[str], list[int], Operation]  # places whose text is given, these texts, variable places
+
 _NUMBER = "queue_id"  # the one part of a path that is not text
 _LONGEST_NUMBER = 19
 _PLAIN_PATH = re.compile(rb"/[A-Za-z0-9_./-]*")  # that stands for itself
@@ -53,18 +56,16 @@ class OperationLane:
         self.metrics = metrics
         self._get_services = get_services
         self._is_off = is_off
-        self._by_form: dict[tuple[str, int], list[tuple[list[str | None], Operation]]] = {}
-        for operation in operations:
-            if not operation.takes_lines:
-                parts = [None if part.startswith("{") else part for part in operation.path.split("/")]
-                self._by_form.setdefault((operation.method, len(parts)), []).append((parts, operation))
+        self._routes = _routes(operations)
 
     def find(self, method: str, path: str) -> tuple[Operation, list[Any]] | None:
         """The operation of a request and the variable parts of its path; None where ASGI is to answer."""
         given = path.split("/")
-        for parts, operation in self._by_form.get((method, len(given)), ()):
-            if all(part == one if part is not None else one for part, one in zip(parts, given, strict=True)):
-                values: list[Any] = [one for part, one in zip(parts, given, strict=True) if part is None]
+        form = method, len(given), given[_RESOURCE] if len(given) > _RESOURCE else ""
+        routes = self._routes.get((*form, given[-1])) or self._routes.get((*form, None)) or []
+        for literal_places, literals, places, operation in routes:
+            values: list[Any] = [given[place] for place in places]
+            if "" not in values and [given[place] for place in literal_places] == literals:
                 if _NUMBER in operation.path_parts:
                     at = operation.path_parts.index(_NUMBER)
                     text = values[at]
@@ -159,6 +160,28 @@ class OperationLane:
     @property
     def admission(self) -> Admission:
         return self._admission
+
+
+def _routes(operations: Iterable[Operation]) -> dict[tuple[str, int, str, str | None], list[_Route]]:
+    """By method, number of parts, resource and last part; under None those whose last part is variable, which are under each
+    last part, too, in the order of the table.
+    """
+    routes: dict[tuple[str, int, str, str | None], list[_Route]] = {}
+    for operation in operations:
+        if operation.takes_lines:
+            continue
+        parts = operation.path.split("/")
+        literal_places = [place for place, part in enumerate(parts) if not part.startswith("{")]
+        places = [place for place, part in enumerate(parts) if part.startswith("{")]
+        route = literal_places, [parts[place] for place in literal_places], places, operation
+        form = operation.method, len(parts), parts[_RESOURCE]
+        if parts[-1].startswith("{"):
+            for known in [key for key in routes if key[:3] == form and key[3] is not None]:
+                routes[known].append(route)
+            routes.setdefault((*form, None), []).append(route)
+        else:
+            routes.setdefault((*form, parts[-1]), list(routes.get((*form, None), ()))).append(route)
+    return routes
 
 
 class OperationRequest:
