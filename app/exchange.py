@@ -83,10 +83,15 @@ class Call(NamedTuple):
         return await self.thread.read(function, self._json(), *more, self.max_values, is_slow=is_slow)
 
     def _json(self) -> bytes:
-        content_type = self.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        content_type = self.media_type
         if content_type != "application/json" and self.body:
             raise Refusal("unsupported_media_type", f"the route takes application/json, not {content_type[:100]}")
         return self.body or b"{}"
+
+    @property
+    def media_type(self) -> str:
+        """Of the body; JSON where the request does not say."""
+        return self.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
 
     async def work(self, work: Callable[[], T]) -> T:
         """Do work that takes time with the body's size: on a thread where the body is large."""

@@ -1,13 +1,12 @@
 """Sends of single plain messages, those of one turn of the loop appended and answered together."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from app import codec
-from app.messages.plain import Plain, PlainInput, plain_of
+from app.messages.plain import Plain, PlainSend, plain_of
 from app.messages.send import DURABILITY, is_late
 from app.server.hot import Asked, Held, HotParts, HotTurn
 from app.services import Services
@@ -18,10 +17,6 @@ from storage.store import RowAppends
 _NONE = int(TransactionBits.NONE)
 
 
-class _Given(PlainInput, forbid_unknown_fields=True, gc=False):
-    require_durability: Literal["synced", "buffered"] | UnsetType = UNSET
-
-
 class _Taken(NamedTuple):
     connection: Held
     asked: Asked
@@ -30,7 +25,7 @@ class _Taken(NamedTuple):
     message: Plain
 
 
-_decode = msgspec.json.Decoder(_Given).decode
+_decode = msgspec.json.Decoder(PlainSend).decode
 
 
 class HotSends:

@@ -4,7 +4,7 @@ Most messages are plain. They are checked and made ready in a tenth of the time 
 them; a message that is not plain, or wrong, is left to it.
 """
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
@@ -17,7 +17,7 @@ from storage.formats import queue_entry
 from storage.formats.properties import CONTENT_TYPE
 
 _SHORT = 63  # characters that are never more than the 255 bytes that a key or a tag may have
-_JSON_PROPERTY = f"{CONTENT_TYPE}\x01{JSON}\x02"
+JSON_PROPERTY = f"{CONTENT_TYPE}\x01{JSON}\x02"
 
 Short = Annotated[str, Meta(min_length=1, max_length=_SHORT)]
 
@@ -29,6 +29,12 @@ class PlainInput(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     json: Raw | UnsetType = UNSET
     key: Short | UnsetType = UNSET
     tag: Short | UnsetType = UNSET
+
+
+class PlainSend(PlainInput, forbid_unknown_fields=True, gc=False):
+    """A plain message with the durability that it asks for."""
+
+    require_durability: Literal["synced", "buffered"] | UnsetType = UNSET
 
 
 class Plain(NamedTuple):
@@ -61,7 +67,7 @@ def plain_of(given: PlainInput, topic: Topic, kind: MessageType, *, depth: int) 
             body = codec.compact(bytes(given.json), depth=depth)
         except Refusal:
             return None
-        attributes += _JSON_PROPERTY
+        attributes += JSON_PROPERTY
     else:
         return None
     if len(body) > topic.settings.max_message_bytes:

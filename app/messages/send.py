@@ -9,9 +9,13 @@ import msgspec
 from msgspec import UNSET
 
 from app import codec
+from app.body_thread import THREAD_BYTES
 from app.exchange import Call, Reply, RequestLimit, reply
+from app.messages import plain_rows
 from app.messages.build import build, request_limit
 from app.messages.payload import Batch, JudgedEntry, read_batch, read_batch_by_entry
+from app.messages.plain import PlainSend
+from app.messages.plain_rows import PlainBatch
 from app.messages.schemas import (
     MAX_DELAY_MS,
     BatchEntry,
@@ -32,6 +36,7 @@ from scheduler import scheduled_message
 from storage.errors import MessagingError
 from storage.formats.properties import REAL_TOPIC, SCHEDULE_ID
 from storage.message import Appended, Durability, Message
+from storage.store import RowAppends
 
 _SEND_PROBLEMS = (
     "topic_not_found", "queue_not_found", "idempotency_in_progress", "message_too_large", "idempotency_key_reused",
@@ -59,6 +64,8 @@ _RAW_HEADERS = (
     ),
 )
 _SENT = ("Location", "Store-Pressure", "Idempotency-Replayed")
+
+_plain_batch_decoder = msgspec.json.Decoder(PlainBatch)
 
 _Entries = Sequence[BatchEntry | JudgedEntry]
 
@@ -105,7 +112,16 @@ async def send(services: Services, call: Call, topic_name: str, given: MessageIn
     return await _send_one(services, call, topic, given, raw_body=None)
 
 
-async def _decode_batch(call: Call) -> Batch:
+async def _decode_batch(call: Call) -> Batch | PlainBatch:
+    may_be_plain = len(call.body) <= THREAD_BYTES and call.media_type == "application/json"
+    if may_be_plain and "idempotency-key" not in call.headers:
+        plain_batch = await call.work(lambda: plain_rows.decode(_plain_batch_decoder, call.body, max_values=call.max_values))
+        if plain_batch is not None:
+            return plain_batch
+    return await _decode_entries(call)
+
+
+async def _decode_entries(call: Call) -> Batch:
     try:
         return await call.read(read_batch)
     except Refusal as refusal:
@@ -127,9 +143,14 @@ async def _decode_batch(call: Call) -> Batch:
     headers=[IDEMPOTENCY_KEY],
     problems=_SEND_PROBLEMS,
 )
-async def send_batch(services: Services, call: Call, topic_name: str, given: Batch) -> Reply:
+async def send_batch(services: Services, call: Call, topic_name: str, given: Batch | PlainBatch) -> Reply:
     """Send up to 1,000 messages in one append. All or none; with `atomic: false` each as it can, and 207 where one cannot."""
     topic = services.topics.to_use(topic_name)
+    if isinstance(given, PlainBatch):
+        answer = await _send_plain_batch(services, call, topic, given)
+        if answer is not None:
+            return answer
+        given = await _decode_entries(call)
     traceparent = call.traceparent
     is_atomic, entries = given
     _refuse_twin_ids(entries)
@@ -143,7 +164,7 @@ async def send_batch(services: Services, call: Call, topic_name: str, given: Bat
             raise _one_refusal(refusals.values())
         return messages, {index: document(refusal) for index, refusal in refusals.items()}
 
-    make = await call.thread.ahead(max(len(call.body), len(entries) * _ENTRY_COST_BYTES), make)
+    make = await call.thread.ahead(_cost_of(call, entries), make)
     if not services.topics.knows(topic.name) and make()[0]:
         await services.topics.ensure(topic)
     # Nothing is awaited from here to the append: this request is the only one of its key.
@@ -376,12 +397,42 @@ def _one_refusal(refusals: Iterable[Refusal]) -> Refusal:
     return Refusal(first.code, first.detail, errors=errors, context=first.context, headers=first.headers)
 
 
-def strongest_of(given: Iterable[MessageInput]) -> Durability | None:
+def strongest_of(given: Iterable[MessageInput | PlainSend]) -> Durability | None:
     """What one append must promise so that every message has what it asked for."""
     asked = {message.require_durability for message in given}
     if "synced" in asked:
         return Durability.SYNCED
     return Durability.BUFFERED if asked == {"buffered"} else None
+
+
+async def _send_plain_batch(services: Services, call: Call, topic: Topic, batch: PlainBatch) -> Reply | None:
+    """Append the batch and answer; None where it is not plain after all, and nothing was done."""
+    store, entries = services.store, batch.entries
+    entry_ids = [entry.id for entry in entries]
+    given_ids = [entry_id for entry_id in entry_ids if entry_id is not UNSET]
+    if not isinstance(store, RowAppends) or not services.topics.knows(topic.name) or len(set(given_ids)) < len(given_ids):
+        return None
+    messages = [entry.message for entry in entries]
+    message_ids = services.identifiers.many("msg", len(entries))
+    now_ms, traceparent = services.clock.wall_ms(), call.traceparent
+    rows = await call.thread.run(
+        _cost_of(call, entries),
+        lambda: plain_rows.rows_of(messages, topic, message_ids, now_ms=now_ms, depth=_BATCH_DEPTH, traceparent=traceparent),
+    )
+    if rows is None:
+        return None
+    durability = strongest_of(messages)
+    placed = await plain_rows.append_rows(store, rows, durability=durability)
+    services.metrics.messages_in.inc(len(rows))
+    status = 202 if is_late(services, placed.durable, durability) else 201
+    results = ",".join(plain_rows.results_of(entry_ids, message_ids, rows, placed, status=status))
+    body = f'{{"accepted":{len(rows)},"rejected":0,"results":[{results}]}}'
+    return Reply(201, body.encode(), _send_headers(services, replayed=False))
+
+
+def _cost_of(call: Call, entries: Sequence[object]) -> int:
+    """Bytes of one message that take as long as these entries."""
+    return max(len(call.body), len(entries) * _ENTRY_COST_BYTES)
 
 
 async def _batch_again(services: Services, entries: _Entries, before: Sent) -> Reply:

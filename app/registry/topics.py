@@ -94,6 +94,12 @@ class Topic:
         self._next_queue = (queue.number + 1) % len(self._queues)
         return queue
 
+    def next_queues(self, count: int) -> list[QueueId]:
+        """The queues in turn, so many at once."""
+        begin, number = self._next_queue, len(self._queues)
+        self._next_queue = (begin + count) % number
+        return (self._queues * (-(-count // number) + 1))[begin : begin + count]
+
 
 class Topics:
     """The event loop's."""

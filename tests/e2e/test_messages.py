@@ -239,6 +239,26 @@ def test_a_batch_is_one_append_with_results_in_its_order(api, make_topic):
     assert ids == {message["message_id"] for queue in (0, 1) for message in pull(api, topic, queue=queue)["messages"]}
 
 
+def test_a_batch_of_plain_messages_is_answered_and_stored_as_one_with_another_among_them(api, make_topic):
+    """Plain ones have a way of their own; `payload_encoding` says nothing new, and leads past it."""
+    entries = [{"id": f'"{n}"', "message": {"payload": "x", "key": f"k{n}"} | ({"tag": "t"} if n else {})} for n in range(4)]
+    entries.append({"message": {"json": {"n": 1}}})
+    others = [{**entries[0], "message": {**entries[0]["message"], "payload_encoding": "utf8"}}, *entries[1:]]
+    changing = {"message_id", "topic", "log_offset", "stored_at", "born_at"}
+    seen = []
+    for given in (entries, others):
+        topic = make_topic(queues=2)
+        answer = api.post(f"/v1/topics/{topic}/messages/batch", json={"entries": given}, headers={"traceparent": TRACE})
+        results = ok(answer, 201)["results"]
+        receipts = [result.pop("receipt") for result in results]
+        stored = [message for queue in (0, 1) for message in pull(api, topic, queue=queue)["messages"]]
+        assert {receipt["message_id"] for receipt in receipts} == {message["message_id"] for message in stored}
+        plain = [{name: value for name, value in one.items() if name not in changing} for one in (*receipts, *stored)]
+        seen.append((list(answer.json()), [list(receipt) for receipt in receipts], results, plain, sorted(answer.headers)))
+
+    assert seen[0] == seen[1]
+
+
 def test_entries_need_no_id(api, topic):
     answer = ok(api.post(f"/v1/topics/{topic}/messages/batch", json={"entries": [{"message": {"payload": "x"}}]}), 201)
 
