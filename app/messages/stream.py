@@ -101,13 +101,13 @@ class LineSplitter:
         return len(self._line)
 
     def feed(self, chunk: bytes) -> list[bytes | None]:
-        """The lines that end in this chunk."""
+        """The lines that end in this chunk; most of the empty ones are left out, which may be thousands."""
         first, *others = chunk.split(b"\n")
         self._add(first)
         if not others:
             return []
         lines = [self._take()]
-        lines += [part if len(part) <= self._max_line_bytes else None for part in others[:-1]]
+        lines += [part if len(part) <= self._max_line_bytes else None for part in filter(None, others[:-1])]
         self._add(others[-1])
         return lines
 
