@@ -3,7 +3,6 @@
 import argparse
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from benchmarks import (
@@ -33,10 +32,11 @@ def main() -> int:
     http_only.add_argument("--seconds", type=float, default=1.0, help="length of one measurement (1)")
     http_only.add_argument("--rows", type=lambda names: tuple(names.split(",")), default=http.NAMES, help=", ".join(http.NAMES))
     http_only.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file, too")
+    http_only.add_argument("--write", type=Path, metavar="PAGE", help="replace the figures of a page of the documentation")
     given = parser.parse_args()
-    options = http.Options(rounds=given.rounds, seconds=given.seconds, rows=given.rows, json_path=given.json)
+    options = http.Options(rounds=given.rounds, seconds=given.seconds, rows=given.rows, json_path=given.json, page=given.write)
     usual: dict[str, Callable[[], None]] = {
-        "http": partial(http.run, options),
+        "http": lambda: http.run(options, machine),
         "append": append.run,
         "recovery": recovery.run,
         "index": index.run,
@@ -56,7 +56,7 @@ def main() -> int:
         parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}")
     if unknown := [name for name in given.rows if name not in http.NAMES]:
         parser.error(f"unknown rows: {', '.join(unknown)}; there are {', '.join(http.NAMES)}")
-    show_machine()
+    machine = show_machine()
     for name in given.names or usual:
         try:
             known[name]()

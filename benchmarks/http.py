@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks import bench
 from benchmarks.generator import NotOffered
 from benchmarks.latency import LATENCIES, Latency
-from benchmarks.report import Column, number, show_table
+from benchmarks.report import Column, markdown_table, number, replace_figures, show_table
 from benchmarks.rows import ROWS, THREAD_GROUPS, Measured, Round, Row, summary
 
 NAMES = (*(row.name for row in ROWS), *LATENCIES)
@@ -22,6 +22,7 @@ class Options:
     seconds: float = 1.0
     rows: tuple[str, ...] = NAMES
     json_path: Path | None = None
+    page: Path | None = None  # whose figures are replaced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,15 +33,20 @@ class Results:
     latencies: list[Latency]
 
 
-def run(options: Options) -> None:
-    """Raises NotOffered where there is nothing to make load with."""
+def run(options: Options, machine: str) -> None:
+    """Measure and show. Raises NotOffered where there is nothing to make load with."""
     results = measure(options)
     counted = "begin + commit and request → reply are one message; goals are upper limits; load: how busy its core was"
     caption = f"{options.rounds} rounds of {options.seconds:g} s, medians; messages of 200 bytes; {counted}"
+    latencies = [_latency_cells(one) for one in results.latencies]
     show_table("Over HTTP, a message beside a request that does nothing", caption, _COLUMNS, _cells(results))
-    if results.latencies:
-        caption = "round trips are those of the server that does nothing, at one connection"
-        show_table("Latency of one client", caption, _LATENCY_COLUMNS, [_latency_cells(one) for one in results.latencies])
+    if latencies:
+        note = "round trips are those of the server that does nothing, at one connection"
+        show_table("Latency of one client", note, _LATENCY_COLUMNS, latencies)
+    if options.page:
+        parts = [markdown_table(_COLUMNS, _cells(results)), f"{caption}."]
+        parts += [markdown_table(_LATENCY_COLUMNS, latencies)] if latencies else []
+        replace_figures(options.page, machine, parts)
     if options.json_path:
         options.json_path.write_text(json.dumps(asdict(results), indent=2) + "\n")
 

@@ -6,6 +6,7 @@ import statistics
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 from typing import Literal, NamedTuple
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 REPOSITORY = Path(__file__).parents[1]
+BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"  # of what replace_figures writes
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,21 @@ def show_table(title: str, settings: str, columns: Sequence[Column], rows: Itera
     console = Console(width=170, soft_wrap=True)
     console.print(table)
     console.print()
+
+
+def markdown_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> str:
+    head = [[column.title for column in columns], ["---" if column.justify == "left" else "--:" for column in columns]]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [*head, *rows])
+
+
+def replace_figures(page: Path, machine: str, parts: Sequence[str]) -> None:
+    """Put today's date, the machine and these paragraphs between the marks of a page. Raises ValueError when it has none."""
+    before, begin, rest = page.read_text("utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{page} has no {BEGIN} and {END}")
+    text = "\n\n".join([f"{datetime.now(UTC):%Y-%m-%d}, {machine}.", *parts])
+    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", "utf-8")
 
 
 def show_machine() -> str:

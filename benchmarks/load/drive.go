@@ -154,16 +154,9 @@ func await(poll int, events []syscall.EpollEvent, wait time.Duration) (int, erro
 
 // receive reads once, takes the answers that are complete and sends what follows. It reports whether the connection is done.
 func (one *connection) receive(poll int, buffer []byte, seen *window, begin time.Time, ending bool) (bool, error) {
-	count, _, failure := syscall.RawSyscall(
-		syscall.SYS_READ, uintptr(one.descriptor), uintptr(unsafe.Pointer(&buffer[0])), uintptr(len(buffer)))
-	if failure == syscall.EAGAIN {
-		return false, nil
-	}
-	if failure != 0 {
-		return false, os.NewSyscallError("read", failure)
-	}
-	if count == 0 {
-		return false, errors.New("the server closed a connection")
+	count, err := read(one.descriptor, buffer)
+	if err != nil || count == 0 {
+		return false, err
 	}
 	data := buffer[:count]
 	if len(one.received) > 0 {
@@ -235,6 +228,22 @@ func (one *connection) flush(poll int) error {
 func (one *connection) listenFor(poll int, events uint32) error {
 	event := syscall.EpollEvent{Events: events, Fd: int32(one.descriptor)}
 	return syscall.EpollCtl(poll, syscall.EPOLL_CTL_MOD, one.descriptor, &event)
+}
+
+// read returns how many bytes have come, which may be none when the socket does not block.
+func read(descriptor int, buffer []byte) (int, error) {
+	count, _, failure := syscall.RawSyscall(
+		syscall.SYS_READ, uintptr(descriptor), uintptr(unsafe.Pointer(&buffer[0])), uintptr(len(buffer)))
+	if failure == syscall.EAGAIN {
+		return 0, nil
+	}
+	if failure != 0 {
+		return 0, os.NewSyscallError("read", failure)
+	}
+	if count == 0 {
+		return 0, errors.New("the server closed a connection")
+	}
+	return int(count), nil
 }
 
 // write returns how many bytes the socket took, which may be none.

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"syscall"
 	"time"
 )
@@ -83,21 +82,18 @@ func dial(port int) (*blocking, error) {
 }
 
 func (one *blocking) send(request []byte) error {
-	_, err := syscall.Write(one.descriptor, request)
+	_, err := write(one.descriptor, request)
 	return err
 }
 
 // answer is valid until the next one.
 func (one *blocking) answer() (httpAnswer, error) {
-	buffer := make([]byte, 1<<14)
+	buffer := make([]byte, 1<<12)
 	one.received = one.received[:0]
 	for {
-		count, err := syscall.Read(one.descriptor, buffer)
+		count, err := read(one.descriptor, buffer)
 		if err != nil {
 			return httpAnswer{}, err
-		}
-		if count == 0 {
-			return httpAnswer{}, io.EOF
 		}
 		one.received = append(one.received, buffer[:count]...)
 		length, err := inHTTP{}.frame(one.received)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 )
@@ -59,10 +60,12 @@ type pull struct {
 	at    int
 }
 
-// leastFrameBytes is less than what a raw frame with a message of the benchmarks takes.
-const leastFrameBytes = 176
+var (
+	queueOffset  = []byte(`"queue_offset":`)
+	recordsMagic = []byte("EMQR")
+)
 
-var queueOffset = []byte(`"queue_offset":`)
+const recordCountAt = 32 // in the header of a page of records
 
 func newPull(given command, number int) plan {
 	return &pull{given: given, queue: number % given.Queues}
@@ -79,8 +82,8 @@ func (one *pull) next(answer []byte) (step, error) {
 		return step{}, err
 	}
 	count := bytes.Count(found.body, queueOffset)
-	if one.given.Accept != "" && len(found.body) >= one.given.Size*leastFrameBytes {
-		count = one.given.Size // raw frames are not taken apart
+	if bytes.HasPrefix(found.body, recordsMagic) && len(found.body) > recordCountAt+4 {
+		count = int(binary.BigEndian.Uint32(found.body[recordCountAt:]))
 	}
 	if count < one.given.Size {
 		return step{}, errNothing

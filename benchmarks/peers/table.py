@@ -1,13 +1,11 @@
 """Comparisons as a table, on the terminal and in a page of the documentation."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.peers.comparison import Comparison
-from benchmarks.report import Column, number, show_table
+from benchmarks.report import Column, markdown_table, number, replace_figures, show_table
 
-BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
 _TITLES = {"single": "single send", "batch": "batch of 100", "transaction": "begin + commit"}
 _COLUMNS = (
     Column("work", "left"),
@@ -37,26 +35,13 @@ def show(comparisons: Sequence[Comparison], absent: Mapping[str, str]) -> None:
 
 
 def write(page: Path, machine: str, comparisons: Sequence[Comparison], absent: Mapping[str, str]) -> None:
-    """Replace what the page has between its marks."""
-    text = page.read_text("utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{page} has no {BEGIN} and {END}")
-    page.write_text(f"{before}{BEGIN}\n{markdown(machine, comparisons, absent)}{END}{after}", "utf-8")
-
-
-def markdown(machine: str, comparisons: Sequence[Comparison], absent: Mapping[str, str]) -> str:
-    """What stands between the marks."""
-    lines = [f"{datetime.now(UTC):%Y-%m-%d}, {machine}.", ""]
+    """Replace the figures of a page of the documentation."""
+    parts = []
     for durability in ("synced", "buffered"):
         if rows := _rows(comparisons, durability):
-            lines += [f"**{durability.capitalize()}**", ""]
-            lines += [_line([column.title for column in _COLUMNS])]
-            lines += [_line(["---" if column.justify == "left" else "--:" for column in _COLUMNS])]
-            lines += [*map(_line, rows), ""]
-    lines += [f"{peer} is absent: {reason}." for peer, reason in absent.items()]
-    return "\n".join(lines).rstrip() + "\n"
+            parts += [f"**{durability.capitalize()}**", markdown_table(_COLUMNS, rows)]
+    parts += [f"{peer} is absent: {reason}." for peer, reason in absent.items()]
+    replace_figures(page, machine, parts)
 
 
 def _rows(comparisons: Sequence[Comparison], durability: str) -> list[list[str]]:
@@ -81,7 +66,3 @@ def _cells(one: Comparison) -> list[str]:
         goal,
         f"{one.cpu_ratio:.2f}",
     ]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

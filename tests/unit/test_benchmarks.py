@@ -5,8 +5,8 @@ import pytest
 from benchmarks.cpu import ThreadTime, between, by_group, process_tree, running, thread_times
 from benchmarks.generator import Window, parse_wrk
 from benchmarks.peers.comparison import Comparison, Side, best
-from benchmarks.peers.table import BEGIN, END, write
-from benchmarks.report import REPOSITORY
+from benchmarks.peers.table import write
+from benchmarks.report import BEGIN, END, REPOSITORY, replace_figures
 from benchmarks.rows import Round, Row, summary, thread_group
 
 SERVER = 40
@@ -151,6 +151,24 @@ def compared(**more):
 def test_a_ratio_is_that_of_the_service_to_the_peer():
     assert compared().ratio == 1.5
     assert compared().cpu_ratio == 1.5
+
+
+@pytest.mark.parametrize("page", ["performance.md", "peers.md"])
+def test_a_page_of_figures_has_one_place_for_them(page):
+    text = (REPOSITORY / "docs" / page).read_text()
+
+    assert (text.count(BEGIN), text.count(END)) == (1, 1)
+    assert text.index(BEGIN) < text.index(END)
+
+
+def test_a_page_without_marks_is_left_alone(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"# Title\n\n{BEGIN}\n")
+
+    with pytest.raises(ValueError, match="end of figures"):
+        replace_figures(page, "a machine", ["new"])
+
+    assert page.read_text() == f"# Title\n\n{BEGIN}\n"
 
 
 def test_the_page_of_peers_gets_new_figures_between_its_marks_and_keeps_the_rest(tmp_path):
