@@ -117,3 +117,14 @@ def test_json_comes_where_it_is_liked_as_much(api, filled):
     answer = api.get(f"/v1/topics/{filled}/queues/0/messages", headers=accept)
 
     assert (answer.headers["content-type"], answer.headers["vary"]) == ("application/json", "Accept, Accept-Encoding")
+
+
+def test_of_two_tags_with_one_hash_a_pull_gets_the_one_that_was_asked_for(api, make_topic):
+    topic = make_topic(queues=1)
+    for tag in ("AaAa", "BBBB", "AaBB"):
+        ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": tag, "tag": tag}), 201)
+
+    shown = ok(api.get(f"/v1/topics/{topic}/queues/0/messages", params={"tag": "BBBB"}))
+
+    assert [one["payload"] for one in shown["messages"]] == ["BBBB"]
+    assert [one.body for one in pulled(api, topic, tag="BBBB").messages] == [b"BBBB"]
