@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import suppress
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, NamedTuple, TypeVar
 
 from storage.local.runner import Lane, Timer
 
@@ -15,7 +17,7 @@ class EventLoopRunner:
         """Called on the loop that will own the store."""
         self._loop = asyncio.get_running_loop()
         # Own threads: the loop's default executor is shared with name resolution and whatever else is slow.
-        self._lanes = {lane: ThreadPoolExecutor(1, thread_name_prefix=f"store-{lane.value}") for lane in Lane}
+        self._lanes = {lane: _LaneThread(self._loop, f"store-{lane.value}") for lane in Lane}
 
     def soon(self, call: Callable[[], None]) -> None:
         self._loop.call_soon(call)
@@ -24,18 +26,49 @@ class EventLoopRunner:
         return self._loop.call_later(delay_ms / 1000, call)
 
     def beside(self, lane: Lane, job: Callable[[], T], done: Callable[[T], None], failed: Callable[[Exception], None]) -> None:
-        def report(future: Future[T]) -> None:
-            error = future.exception()
-            if error is None:
-                self._loop.call_soon_threadsafe(done, future.result())
-            elif isinstance(error, Exception):
-                self._loop.call_soon_threadsafe(failed, error)
-            else:
-                raise error
-
-        self._lanes[lane].submit(job).add_done_callback(report)
+        self._lanes[lane].put(_Job(job, done, failed))
 
     def close(self) -> None:
         """After the last job's report; the threads end."""
         for lane in self._lanes.values():
-            lane.shutdown(wait=False)
+            lane.close()
+
+
+class _Job(NamedTuple):
+    run: Callable[[], Any]
+    done: Callable[[Any], None]
+    failed: Callable[[Exception], None]
+
+
+class _LaneThread:
+    """Runs jobs in their order, and reports each to the loop. The thread begins with the first of them.
+
+    An executor makes a future for each job, with a lock and a condition: as much work again as that of a small flush.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
+        self._loop = loop
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+
+    def put(self, job: _Job) -> None:
+        if not self._thread.is_alive():
+            self._thread.start()
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                result = job.run()
+            except Exception as error:  # noqa: BLE001 - the one who asked is told
+                self._report(job.failed, error)
+            else:
+                self._report(job.done, result)
+            del job
+
+    def _report(self, to: Callable[[Any], None], what: Any) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            self._loop.call_soon_threadsafe(to, what)

@@ -26,8 +26,8 @@ AT_HOME = {
     "tempfile": set(),
     "socket": set(),
     "subprocess": set(),
-    "threading": {"storage/files/handles.py", "storage/local/ranges.py"},
-    "concurrent": {"storage/local/event_loop.py"},
+    "threading": {"storage/files/handles.py", "storage/local/event_loop.py", "storage/local/ranges.py"},
+    "concurrent": set(),
 }
 # Below the seam everything is plain and synchronous; these are the bridge (house: async above the seam, threads below it).
 _BRIDGE = ("engine", "local_store", "reader", "offset_commits", "futures", "event_loop")
