@@ -87,7 +87,7 @@ def thread_group(is_main: bool, name: str) -> str:
 # ------------------------------------------------------------------------------------------------------------------ rows
 
 _SEND = "/v1/topics/load/messages"
-_PULL: Command = {"work": "pull", "topic": "filled", "queues": QUEUES, "size": 100, "depth": FILLED // QUEUES - 100}
+PULL: Command = {"work": "pull", "topic": "filled", "queues": QUEUES, "size": 100, "depth": FILLED // QUEUES - 100}
 
 
 def constant(path: str, body: str, size: int = 1) -> Command:
@@ -124,8 +124,8 @@ ROWS = (
         command=constant(_SEND + "/batch", messages.batch(100, "buffered"), 100),
         goal=1.5,
     ),
-    Row(name="pull", title="pull of 100, JSON", connections=8, command=_PULL, goal=1.0),
-    Row(name="pull-raw", title="pull of 100, raw frames", connections=8, command={**_PULL, "accept": RECORDS}, goal=0.25),
+    Row(name="pull", title="pull of 100, JSON", connections=8, command=PULL, goal=1.0),
+    Row(name="pull-raw", title="pull of 100, raw frames", connections=8, command={**PULL, "accept": RECORDS}, goal=0.25),
     Row(
         name="transaction",
         title="begin + commit",

@@ -10,16 +10,15 @@ import (
 // plansOf returns a plan for each connection.
 func plansOf(given command) ([]plan, error) {
 	of, ok := map[string]func(command, int) plan{
-		"constant":      newConstant,
-		"pull":          newPull,
-		"transaction":   newTransaction,
-		"receive":       newReceive,
-		"stream":        newStream,
-		"request":       newRequest,
-		"redis-add":     newRedisAdd,
-		"redis-read":    newRedisRead,
-		"redis-receive": newRedisReceive,
-		"nats-publish":  newNatsPublish,
+		"constant":     newConstant,
+		"pull":         newPull,
+		"transaction":  newTransaction,
+		"receive":      newReceive,
+		"stream":       newStream,
+		"request":      newRequest,
+		"redis-add":    newRedisAdd,
+		"redis-read":   newRedisRead,
+		"nats-publish": newNatsPublish,
 	}[given.Work]
 	if !ok {
 		return nil, fmt.Errorf("no work is called %q", given.Work)

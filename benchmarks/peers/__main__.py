@@ -17,7 +17,7 @@ from benchmarks.peers.comparison import GOALS, Comparison, best
 from benchmarks.peers.peer import Peer, Running, Setting, Work
 from benchmarks.peers.table import show, write
 from benchmarks.report import show_machine
-from benchmarks.rows import Command, constant
+from benchmarks.rows import PULL, Command, constant
 
 PEERS: dict[str, Peer] = {"redis": redis, "nats": nats, "rocketmq": rocketmq, "kafka": kafka, "rabbitmq": rabbitmq}
 _WARM_SECONDS = 0.3
@@ -36,6 +36,7 @@ def own_rows(durability: str) -> dict[str, Own]:
         "single": Own(constant(send, messages.single(durability)), (64, 256)),
         "batch": Own(constant(send + "/batch", messages.batch(100, durability), 100), (8,)),
         "transaction": Own({"work": "transaction", "body": messages.begin("load")}, (64, 256)),
+        "pull": Own(PULL, (8,)),
     }
 
 

@@ -32,7 +32,7 @@ class Setting:
 class Work:
     """The peer's counterpart of a row of EscrowMQ. `counts`: numbers of connections, or threads of its client, to try."""
 
-    row: str  # single, batch or transaction
+    row: str  # single, batch, transaction or pull
     command: Command
     counts: Sequence[int]
     text: str = ""  # how it differs from the row

@@ -9,6 +9,7 @@ from pathlib import Path
 from benchmarks import messages
 from benchmarks.generator import Driver, NotOffered, load_program
 from benchmarks.peers.peer import Running, Setting, Work, free_port, server, wait_for_port
+from benchmarks.rows import FILLED
 
 name = "Redis Streams"
 settings = (
@@ -42,8 +43,16 @@ def started(setting: Setting, directory: Path) -> Iterator[Running]:
         wait_for_port(port, pid, log)
         with closing(Driver([str(load_program())])) as load:
             message = {"key": messages.KEY, "tag": messages.TAG, "body": messages.PAYLOAD, "work": "redis-add", "topic": "load"}
+            filled = {**message, "topic": "filled", "size": 100, "operations": FILLED // 100}
+            load.run(lambda: [pid], port=port, connections=1, **filled)
             works = (
                 Work(row="single", command={**message, "size": 1}, counts=(64, 256), text="XADD"),
                 Work(row="batch", command={**message, "size": 100}, counts=(8,), text="100 XADD in one write"),
+                Work(
+                    row="pull",
+                    command={"work": "redis-read", "topic": "filled", "size": 100},
+                    counts=(8,),
+                    text="XREAD COUNT 100",
+                ),
             )
             yield Running(roots=[pid], load=load, command={"port": port}, works=works)

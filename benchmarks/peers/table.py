@@ -6,7 +6,7 @@ from pathlib import Path
 from benchmarks.peers.comparison import Comparison
 from benchmarks.report import Column, markdown_table, number, replace_figures, show_table
 
-_TITLES = {"single": "single send", "batch": "batch of 100", "transaction": "begin + commit"}
+_TITLES = {"single": "single send", "batch": "batch of 100", "transaction": "begin + commit", "pull": "pull of 100"}
 _COLUMNS = (
     Column("work", "left"),
     Column("peer", "left"),

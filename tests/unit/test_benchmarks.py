@@ -180,7 +180,7 @@ def test_the_page_of_peers_gets_new_figures_between_its_marks_and_keeps_the_rest
 
     text = page.read_text()
     assert text.startswith(before)
-    assert text.endswith(after)
+    assert text.endswith(END + after)
     assert (
         "| single send | Peer 1.2 | sync; send; 3 refused | 10,000 (64) | 20 | 15,000 (64) | 30 | 1.50 | 1.5 ✓ | 1.50 |" in text
     )
