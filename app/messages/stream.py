@@ -10,14 +10,18 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from app import codec
+from app.body_thread import THREAD_BYTES
 from app.exchange import JSON_LINES, Call
+from app.messages import plain_rows
 from app.messages.build import build, request_limit
 from app.messages.payload import read_line
+from app.messages.plain_rows import PlainEntry
 from app.messages.schemas import BatchResult, MessageInput
-from app.messages.send import append_all, begin_keyed, receipt_of, status_of, strongest_of
+from app.messages.send import append_all, begin_keyed, is_late, receipt_of, status_of, strongest_of
 from app.operations import IDEMPOTENCY_KEY, Lines, operation
 from app.problems import Refusal, as_refusal, document, invalid_field, too_large
 from app.registry.payload_schema import ChecksPending, until_checked
@@ -26,7 +30,8 @@ from app.sent_keys import KeyedRequest
 from app.services import Services
 from scheduler import scheduled_message
 from storage.errors import MessagingError, RejectedError
-from storage.message import Appended, Message
+from storage.message import Appended, Durability, Message, Row
+from storage.store import RowAppends
 
 WINDOW_LINES = 1_000  # taken and not answered yet
 _WINDOW_BYTES = 8 << 20  # of lines in the window, or one line that is larger
@@ -35,6 +40,8 @@ _PIECE_LINES = 200  # appended together
 _PIECE_BYTES = 1 << 20
 _LINE_DEPTH = 2  # of the value of a `json` field in a line
 _MEDIA_TYPES = frozenset({JSON_LINES, "application/jsonl", "application/json", "application/octet-stream"})
+
+_plain_decoder = msgspec.json.Decoder(PlainEntry)
 
 Answer = BatchResult | Awaitable[BatchResult]
 
@@ -69,7 +76,7 @@ async def send_stream(
     has_answered = False
     try:
         while (piece := await stream.pieces.get()) is not None:
-            yield b"".join([codec.encode(answer) + b"\n" for answer in await piece.answers])
+            yield await piece.answers
             has_answered = True
             stream.release(piece)
         await asyncio.wait({taking})
@@ -145,11 +152,20 @@ class _Built(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Lines that were taken together. `answers`: in their order; it never fails."""
+    """Lines that were taken together. `answers`: as lines, in their order; it never fails."""
 
     line_count: int
     byte_count: int
-    answers: "asyncio.Task[list[BatchResult]]"
+    answers: "asyncio.Task[bytes]"
+
+
+class _Plain(NamedTuple):
+    """Lines that were all plain; the lists have one item a line."""
+
+    entry_ids: list[str | UnsetType]
+    message_ids: list[str]
+    rows: list[Row]
+    durability: Durability | None
 
 
 class _Stream:
@@ -158,6 +174,7 @@ class _Stream:
     def __init__(self, services: Services, call: Call, topic: Topic) -> None:
         self.pieces: asyncio.Queue[_Piece | None] = asyncio.Queue()
         self._services = services
+        self._store = services.store if isinstance(services.store, RowAppends) else None
         self._call = call
         self._topic = topic
         self._key = call.idempotency_key
@@ -210,18 +227,21 @@ class _Stream:
             await self._has_room.wait()
         self._open_lines += len(lines)
         self._open_bytes += size
-        beside = self._services.body_thread
-        judged = await beside.run(size, lambda: [self._judge(line) for line in lines])
         # Each append begins before that of the next piece, so that the messages keep the order of their lines.
         if self._key is None:
-            message_ids = self._services.identifiers.many("msg", len(lines))
-            built = await self._build_all(judged, message_ids, size)
-            answers = asyncio.ensure_future(self._append_together(built))
-            self.pieces.put_nowait(_Piece(len(lines), size, answers))
+            plain = await self._services.body_thread.run(size, lambda: self._plain(lines, size))
+            if plain is not None:
+                answers = self._append_plain(plain, lines, size)
+            else:
+                answers = _as_lines(self._append_together(await self._build_all(lines, size)))
+            self.pieces.put_nowait(_Piece(len(lines), size, asyncio.ensure_future(answers)))
         else:
-            beginning = asyncio.ensure_future(self._append_by_key(judged))
-            self.pieces.put_nowait(_Piece(len(lines), size, asyncio.ensure_future(_ended(beginning))))
+            beginning = asyncio.ensure_future(self._append_by_key(await self._judge_all(lines, size)))
+            self.pieces.put_nowait(_Piece(len(lines), size, asyncio.ensure_future(_as_lines(_ended(beginning)))))
             await asyncio.wait({beginning})
+
+    async def _judge_all(self, lines: Sequence[bytes | None], size: int) -> list[_Line | BatchResult]:
+        return await self._services.body_thread.run(size, lambda: [self._judge(line) for line in lines])
 
     def _judge(self, line: bytes | None) -> _Line | BatchResult:
         if line is None:
@@ -258,9 +278,45 @@ class _Stream:
 
     # --------------------------------------------------------------------------------------------------------- without key
 
-    async def _build_all(
-        self, judged: Sequence[_Line | BatchResult], message_ids: Sequence[str], size: int
-    ) -> list[_Built | BatchResult]:
+    def _plain(self, lines: Sequence[bytes | None], size: int) -> _Plain | None:
+        """The lines, where all are plain."""
+        if size > THREAD_BYTES or self._store is None:
+            return None
+        entries: list[PlainEntry] = []
+        for line in lines:
+            entry = None if line is None else plain_rows.decode(_plain_decoder, line, max_values=self._call.max_values)
+            if entry is None:
+                return None
+            entries.append(entry)
+        messages = [entry.message for entry in entries]
+        message_ids = self._services.identifiers.many("msg", len(lines))
+        now_ms = self._services.clock.wall_ms()
+        rows = plain_rows.rows_of(
+            messages, self._topic, message_ids, now_ms=now_ms, depth=_LINE_DEPTH, traceparent=self._traceparent
+        )
+        if rows is None:
+            return None
+        return _Plain([entry.id for entry in entries], message_ids, rows, strongest_of(messages))
+
+    async def _append_plain(self, plain: _Plain, lines: Sequence[bytes | None], size: int) -> bytes:
+        """As `_append_together`; what the engine refuses goes that way."""
+        services = self._services
+        entry_ids, message_ids, rows, durability = plain
+        try:
+            assert self._store is not None
+            placed = await plain_rows.append_rows(self._store, rows, durability=durability)
+        except RejectedError:
+            return await _as_lines(self._append_together(await self._build_all(lines, size)))
+        except MessagingError as error:
+            return b"".join([codec.encode(_refused(entry_id, error)) + b"\n" for entry_id in entry_ids])
+        services.metrics.messages_in.inc(len(rows))
+        status = 202 if is_late(services, placed.durable, durability) else 201
+        return ("\n".join(plain_rows.results_of(entry_ids, message_ids, rows, placed, status=status)) + "\n").encode()
+
+    async def _build_all(self, lines: Sequence[bytes | None], size: int) -> list[_Built | BatchResult]:
+        judged = await self._judge_all(lines, size)
+        message_ids = self._services.identifiers.many("msg", len(lines))
+
         def build_all() -> list[_Built | BatchResult | _Line]:
             return [self._build_now(line, message_id) for line, message_id in zip(judged, message_ids, strict=True)]
 
@@ -365,6 +421,10 @@ class _Stream:
 def _refused(entry_id: str | UnsetType, error: Refusal | MessagingError) -> BatchResult:
     refusal = as_refusal(error)
     return BatchResult(id=entry_id, status=refusal.kind.status, problem=document(refusal))
+
+
+async def _as_lines(answers: Awaitable[Sequence[BatchResult]]) -> bytes:
+    return b"".join([codec.encode(answer) + b"\n" for answer in await answers])
 
 
 async def _ended(beginning: "asyncio.Future[list[Answer]]") -> list[BatchResult]:

@@ -68,6 +68,46 @@ def test_each_line_is_answered_in_its_place_and_a_wrong_one_ends_nothing(server,
     assert payloads(api, topic) == ['{"n":0}', "last"]
 
 
+def test_pieces_of_plain_lines_and_others_in_turn_keep_the_order_of_the_lines(server, api, make_topic):
+    """Plain lines have a way of their own; `queue_id` leads past it. Pieces have up to 200 lines."""
+    topic = make_topic(queues=1)
+    lines = [{"id": str(n), "message": {"payload": str(n)} | ({"queue_id": 0} if n % 700 > 500 else {})} for n in range(2_100)]
+    with LineStream(server, topic) as stream:
+        stream.send(*lines)
+        stream.end()
+        answers = stream.rest()
+
+    assert numbered(*answers) == [(str(n), 201) for n in range(2_100)]
+    assert [answer["receipt"]["queue_offset"] for answer in answers] == list(range(2_100))
+    assert payloads(api, topic) == [str(n) for n in range(2_100)]
+
+
+def test_plain_lines_are_answered_and_stored_as_they_are_with_another_among_them(server, api, make_topic):
+    changing = ("message_id", "topic", "log_offset", "stored_at", "born_at")
+    lines = [
+        {"id": '"', "message": {"payload": "x", "key": "k", "tag": "é"}},
+        {"message": {"json": {"n": [1, 2]}, "require_durability": "buffered"}},
+        {"message": {"payload": ""}},
+    ]
+    others = [*lines[:2], {"message": {"payload": "", "payload_encoding": "utf8"}}]
+    seen = []
+    for given in (lines, others):
+        topic = make_topic(queues=1)
+        with LineStream(server, topic) as stream:
+            stream.send(*given)
+            stream.end()
+            answers = stream.rest()
+        names = [(list(answer), list(answer["receipt"])) for answer in answers if answer is not None]
+        stored = ok(api.get(f"/v1/topics/{topic}/queues/0/messages"))["messages"]
+        assert [answer["receipt"]["message_id"] for answer in answers] == [message["message_id"] for message in stored]
+        for one in (*stored, *(answer["receipt"] for answer in answers)):
+            for name in changing:
+                one.pop(name, None)
+        seen.append((names, answers, stored))
+
+    assert seen[0] == seen[1]
+
+
 def test_the_last_line_needs_no_end(server, api, topic):
     with LineStream(server, topic) as stream:
         stream.write(json.dumps(line(1, "open")).encode())
