@@ -12,7 +12,6 @@ from app.server.hot import Asked, Held, HotParts, HotTurn
 from app.services import Services
 from storage.errors import MessagingError
 from storage.message import Durability, Placed, QueueId, Row, TransactionBits
-from storage.store import RowAppends
 
 _NONE = int(TransactionBits.NONE)
 
@@ -70,8 +69,8 @@ class HotSends:
                 turn.answer(taken, status, headers, _receipts(taken, ids, placed), begun)
                 services.metrics.messages_in.inc(len(taken))
 
-            assert isinstance(services.store, RowAppends)
-            services.store.append_rows(
+            assert services.row_store is not None
+            services.row_store.append_rows(
                 rows,
                 durability=durability,
                 done=answer,

@@ -36,7 +36,6 @@ from scheduler import scheduled_message
 from storage.errors import MessagingError
 from storage.formats.properties import REAL_TOPIC, SCHEDULE_ID
 from storage.message import Appended, Durability, Message
-from storage.store import RowAppends
 
 _SEND_PROBLEMS = (
     "topic_not_found", "queue_not_found", "idempotency_in_progress", "message_too_large", "idempotency_key_reused",
@@ -407,10 +406,10 @@ def strongest_of(given: Iterable[MessageInput | PlainSend]) -> Durability | None
 
 async def _send_plain_batch(services: Services, call: Call, topic: Topic, batch: PlainBatch) -> Reply | None:
     """Append the batch and answer; None where it is not plain after all, and nothing was done."""
-    store, entries = services.store, batch.entries
+    store, entries = services.row_store, batch.entries
     entry_ids = [entry.id for entry in entries]
     given_ids = [entry_id for entry_id in entry_ids if entry_id is not UNSET]
-    if not isinstance(store, RowAppends) or not services.topics.knows(topic.name) or len(set(given_ids)) < len(given_ids):
+    if store is None or not services.topics.knows(topic.name) or len(set(given_ids)) < len(given_ids):
         return None
     messages = [entry.message for entry in entries]
     message_ids = services.identifiers.many("msg", len(entries))

@@ -31,7 +31,6 @@ from app.services import Services
 from scheduler import scheduled_message
 from storage.errors import MessagingError, RejectedError
 from storage.message import Appended, Durability, Message, Row
-from storage.store import RowAppends
 
 WINDOW_LINES = 1_000  # taken and not answered yet
 _WINDOW_BYTES = 8 << 20  # of lines in the window, or one line that is larger
@@ -174,7 +173,7 @@ class _Stream:
     def __init__(self, services: Services, call: Call, topic: Topic) -> None:
         self.pieces: asyncio.Queue[_Piece | None] = asyncio.Queue()
         self._services = services
-        self._store = services.store if isinstance(services.store, RowAppends) else None
+        self._store = services.row_store
         self._call = call
         self._topic = topic
         self._key = call.idempotency_key
