@@ -108,7 +108,7 @@ class Call(NamedTuple):
         return Reply(200, pieces)
 
     async def answer_joined(
-        self, byte_count: int, parts: Iterator[bytes], headers: Mapping[str, str], media_type: str = JSON
+        self, byte_count: int, parts: Iterator[bytes], headers: Mapping[str, str] | None = None, media_type: str = JSON
     ) -> "Reply":
         """200 with what these parts are when joined; each takes a fraction of a millisecond to make.
 
@@ -118,13 +118,13 @@ class Call(NamedTuple):
         if byte_count > _JOINED_BYTES:
             pieces = await self.thread.run(byte_count, lambda: codec.in_pieces(parts))
             self.share.hold(sum(map(len, pieces)))
-            return Reply(200, pieces, headers, media_type)
+            return Reply(200, pieces, headers or {}, media_type)
         found = []
         for number, part in enumerate(parts):
             found.append(part)
             if number and not number % _PARTS_AT_ONCE:
                 await asyncio.sleep(0)
-        return Reply(200, in_pieces(b"".join(found)), headers, media_type)
+        return Reply(200, in_pieces(b"".join(found)), headers or {}, media_type)
 
     async def ahead(self, make: Callable[[], T]) -> Callable[[], T]:
         """As `BodyThread.ahead`, for work that takes time with the body's size."""

@@ -3,11 +3,11 @@
 An acknowledgement is on disk when it is answered. One whose answer was lost may be sent again.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import compress
 
 from delivery.group_leases import GroupLeases
-from delivery.handles import Held, find_held, runs_of
+from delivery.handles import HeldRun, find_held, find_held_runs
 from delivery.journal import LeaseJournal
 from delivery.lease_events import Acked
 from delivery.slots import State
@@ -15,7 +15,7 @@ from delivery.waiters import Waiters
 from storage.errors import CorruptRecord, OffsetOutOfRange, UnknownTopic
 from storage.message import Appended, Durability, Message
 
-_KEPT = 20_000  # handles, so that an acknowledgement whose answer was lost may be sent again
+_KEPT = 20_000  # handles at least, so that an acknowledgement whose answer was lost may be sent again
 
 
 class Acknowledging:
@@ -26,7 +26,8 @@ class Acknowledging:
         self._store = journal.store
         self._clock = journal.clock
         self._waiters = waiters
-        self._acked: OrderedDict[str, None] = OrderedDict()
+        self._acked: set[str] = set()
+        self._acked_before: set[str] = set()
 
     async def ack(self, group: str, handles: Sequence[str]) -> list[bool]:
         """Which of the messages are done with: all but those whose lease has ended. Raises what `append` raises."""
@@ -34,38 +35,44 @@ class Acknowledging:
         if leases is None:
             return [False] * len(handles)
         now_ms = self._clock.monotonic_ms()
-        accepted: list[bool] = []
-        held: list[Held] = []
-        entries: list[int] = []
-        for entry, handle in enumerate(handles):
-            found = find_held(leases, handle)
-            is_held = False
-            if found is not None:
-                queue, offset, lease = found
-                if found.is_leased(now_ms):
-                    queue.slots.set_state(offset, State.ACKING)
-                    is_held = True
-                else:
-                    # One that is under way is told once more: when this is on disk, so is the first.
-                    slot = queue.slots.get(offset)
-                    is_held = slot.state == State.ACKING and slot.lease == lease
-                if is_held:
-                    held.append(found)
-                    entries.append(entry)
-            accepted.append(is_held or handle in self._acked)
+        accepted = [self._was_acked(handle) for handle in handles]
+        held: list[HeldRun] = []
+        for run in find_held_runs(leases, handles):
+            if run.queue.slots.take_leased(run.first, run.length, run.lease, now_ms, State.ACKING):
+                held.append(run)
+            else:
+                held += self._taken_of(run, now_ms)
         if held:
             try:
-                await self._journal.append([], [Acked(group=group, runs=runs_of(held))], Durability.SYNCED)
+                await self._journal.append([], [Acked(group=group, runs=[run.run for run in held])], Durability.SYNCED)
             except BaseException:
                 self._hold_again(leases, held)
                 raise
-            for entry, (queue, offset, _) in zip(entries, held, strict=True):
+            for run in held:
                 # Where a reset lies before it in the log, the lease had ended, and another may hold the message by now.
-                accepted[entry] = queue.slots.is_settled(offset)
-            self._keep_acked(handle for handle, is_acked in zip(handles, accepted, strict=True) if is_acked)
-            if any(queue.has_open for queue, _, _ in held if queue.order is not None):
+                accepted[run.entry : run.entry + run.length] = run.queue.slots.which_settled(run.first, run.length)
+            self._keep_acked(compress(handles, accepted))
+            if any(run.queue.has_open for run in held if run.queue.order is not None):
                 self._waiters.wake(group)  # a key is free
         return accepted
+
+    @staticmethod
+    def _taken_of(run: HeldRun, now_ms: int) -> Iterator[HeldRun]:
+        """Those of the messages that are to be settled now, neighbours together, where the lease holds not all of them."""
+        slots, begin = run.queue.slots, 0
+        for at in range(run.length):
+            offset = run.first + at
+            if slots.take_leased(offset, 1, run.lease, now_ms, State.ACKING):
+                continue
+            # One that is under way is acknowledged once more: when this is on disk, so is the first.
+            slot = slots.get(offset)
+            if slot.state == State.ACKING and slot.lease == run.lease:
+                continue
+            if begin < at:
+                yield run.part(begin, at)
+            begin = at + 1
+        if begin < run.length:
+            yield run.part(begin, run.length)
 
     async def ack_beside(self, handle: str, message_id: str, make: Callable[[bool], Sequence[Message]]) -> list[Appended]:
         """Append messages and, in the same unit, the acknowledgement of this message, in whatever group the handle lends it.
@@ -76,21 +83,23 @@ class Acknowledging:
         is_its_own = await self._names(handle, message_id)
         for leases in self._journal.table if is_its_own else ():
             found = find_held(leases, handle)
-            if found is None or not found.is_leased(self._clock.monotonic_ms()):
+            if found is None:
                 continue
-            queue, offset, _ = found
-            queue.slots.set_state(offset, State.ACKING)
+            queue, offset, lease = found
+            if not queue.slots.take_leased(offset, 1, lease, self._clock.monotonic_ms(), State.ACKING):
+                continue
+            held = HeldRun(0, queue, offset, 1, lease)
             try:
-                event = Acked(group=leases.group, runs=runs_of([found]))
+                event = Acked(group=leases.group, runs=[held.run])
                 appended = await self._journal.append(make(True), [event], Durability.SYNCED)
             except BaseException:
-                self._hold_again(leases, [found])
+                self._hold_again(leases, [held])
                 raise
             self._keep_acked([handle])
             if queue.order is not None and queue.has_open:
                 self._waiters.wake(leases.group)  # a key is free
             return appended
-        return await self._journal.append(make(is_its_own and handle in self._acked), [], Durability.SYNCED)
+        return await self._journal.append(make(is_its_own and self._was_acked(handle)), [], Durability.SYNCED)
 
     async def _names(self, handle: str, message_id: str) -> bool:
         """Is it this message that lies where the handle says?"""
@@ -104,12 +113,15 @@ class Acknowledging:
         return any(message.message_id == message_id for message in messages)
 
     def _keep_acked(self, handles: Iterable[str]) -> None:
-        for handle in handles:
-            self._acked[handle] = None
-        while len(self._acked) > _KEPT:
-            self._acked.popitem(last=False)
+        if len(self._acked) >= _KEPT:
+            self._acked, self._acked_before = set(), self._acked
+        self._acked.update(handles)
+
+    def _was_acked(self, handle: str) -> bool:
+        return handle in self._acked or handle in self._acked_before
 
     @staticmethod
-    def _hold_again(leases: GroupLeases, held: Sequence[Held]) -> None:
-        for queue, offset, _ in held:
-            leases.hold_again(queue, offset, queue.slots.get(offset).deadline_ms)
+    def _hold_again(leases: GroupLeases, held: Sequence[HeldRun]) -> None:
+        for run in held:
+            for offset in range(run.first, run.first + run.length):
+                leases.hold_again(run.queue, offset, run.queue.slots.get(offset).deadline_ms)

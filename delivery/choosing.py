@@ -152,10 +152,10 @@ class Choosing:
     async def _take_plain(self, taking: Taking, queue: QueueLeases) -> None:
         """All as they come."""
         slots = queue.slots
-        messages = await self._reader.read(queue.queue, slots.cursor, taking.left, taking.left_bytes)
-        if messages and taking.fits(messages[0]):
-            taking.lend_run(queue, slots.cursor, messages)
-            slots.advance_to(slots.cursor + len(messages))
+        found = await self._reader.read_records(queue.queue, slots.cursor, taking.left, taking.left_bytes)
+        if found and taking.fits(found[0]):
+            taking.lend_run(queue, slots.cursor, found)
+            slots.advance_to(slots.cursor + len(found))
 
     async def _take_chosen(self, taking: Taking, queue: QueueLeases, wanted: Filter, most: int) -> None:
         """One by one: some are not for the group, some must wait for their key. `most`: so many are read, of these."""

@@ -30,6 +30,42 @@ def find_held(leases: GroupLeases, handle: str) -> Held | None:
     return None if queue is None else Held(queue, parts[1], parts[2])
 
 
+class HeldRun(NamedTuple):
+    """Neighbours under one lease, named by handles one behind another, of which `entry` is the index of the first."""
+
+    entry: int
+    queue: QueueLeases
+    first: int
+    length: int
+    lease: int
+
+    def part(self, begin: int, end: int) -> "HeldRun":
+        """Some of the messages, from the first as 0."""
+        return HeldRun(self.entry + begin, self.queue, self.first + begin, end - begin, self.lease)
+
+    @property
+    def run(self) -> Run:
+        return Run(*self.queue.queue, self.first, self.length, self.lease)
+
+
+def find_held_runs(leases: GroupLeases, handles: Sequence[str]) -> list[HeldRun]:
+    """What the handles name, but for those that name nothing here."""
+    found: list[HeldRun] = []
+    entry = count = 0
+    first: tuple[int, int, int] | None = None
+    for index, parts in enumerate([*receipt.decode_all(handles), None]):
+        if first is not None:
+            hash_, offset, lease = first
+            if parts == (hash_, offset + count, lease):
+                count += 1
+                continue
+            queue = leases.by_hash(hash_)
+            if queue is not None:
+                found.append(HeldRun(entry, queue, offset, count, lease))
+        first, entry, count = parts, index, 1
+    return found
+
+
 def runs_of(held: Sequence[Held]) -> list[Run]:
     """Neighbours under one lease together."""
     runs: list[Run] = []

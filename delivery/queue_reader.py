@@ -4,8 +4,9 @@ from collections.abc import AsyncIterator, Sequence
 from itertools import takewhile
 
 from storage.errors import CorruptRecord, OffsetExpired, StorageError
+from storage.formats.stored_record import StoredRecord
 from storage.message import QueueId, StoredMessage
-from storage.store import MessageStore, read_each
+from storage.store import MessageStore, read_each, read_records
 
 _READ_BYTES = 8 << 20
 _READ_MESSAGES = 512
@@ -28,6 +29,17 @@ class QueueReader:
             await self.check_expired(queue, offset, expired)
             return []
 
+    async def read_records(self, queue: QueueId, offset: int, count: int, max_bytes: int) -> list[StoredRecord]:
+        """As `read`, the records."""
+        try:
+            found = await read_records(
+                self._store, queue, offset, max_scanned=count, max_messages=count, max_bytes=max(1, max_bytes)
+            )
+        except OffsetExpired as expired:
+            await self.check_expired(queue, offset, expired)
+            return []
+        return found.records
+
     async def check_expired(self, queue: QueueId, offset: int, expired: OffsetExpired) -> None:
         """Raises StorageError where the message cannot have expired: it must not be passed over then."""
         bounds = await self._store.offsets(queue)
@@ -36,10 +48,10 @@ class QueueReader:
                 f"offset {offset} of {queue} is in [{bounds.first}, {bounds.end}) and has not expired"
             ) from expired
 
-    async def read_one(self, queue: QueueId, offset: int) -> StoredMessage | None:
+    async def read_one(self, queue: QueueId, offset: int) -> StoredRecord | None:
         """The message; None where it has expired or is damaged."""
         try:
-            found = await self.read(queue, offset, 1, 1)
+            found = await self.read_records(queue, offset, 1, 1)
         except CorruptRecord:
             return None
         return found[0] if found else None

@@ -18,6 +18,7 @@ from storage.message import QueueId
 _PREFIX = "lh_"
 _LAYOUT = struct.Struct(">QQQ")
 _CHARACTERS = 32
+_HANDLE_CHARACTERS = len(_PREFIX) + _CHARACTERS
 assert _LAYOUT.size == 24
 
 _TO_URL = bytes.maketrans(b"+/", b"-_")
@@ -35,9 +36,23 @@ def encode(places: Sequence[tuple[int, int]], lease: int) -> list[str]:
     return [_PREFIX + text[at : at + _CHARACTERS] for at in range(0, len(text), _CHARACTERS)]
 
 
+def decode_all(handles: Sequence[str]) -> "Sequence[tuple[int, int, int] | None]":
+    """As `decode`, of each."""
+    bare = [handle[len(_PREFIX) :] for handle in handles if len(handle) == _HANDLE_CHARACTERS and handle.startswith(_PREFIX)]
+    text = "".join(bare)
+    if len(bare) == len(handles) and text.isascii():
+        try:
+            raw = binascii.a2b_base64(text.encode("ascii").translate(_FROM_URL), strict_mode=True)
+        except ValueError:
+            raw = b""
+        if len(raw) == _LAYOUT.size * len(handles):
+            return list(_LAYOUT.iter_unpack(raw))
+    return [decode(handle) for handle in handles]
+
+
 def decode(handle: str) -> tuple[int, int, int] | None:
     """(hash of the queue, offset, lease); None where it is none of ours."""
-    if len(handle) != len(_PREFIX) + _CHARACTERS or not handle.startswith(_PREFIX) or not handle.isascii():
+    if len(handle) != _HANDLE_CHARACTERS or not handle.startswith(_PREFIX) or not handle.isascii():
         return None
     try:
         raw = binascii.a2b_base64(handle[len(_PREFIX) :].encode("ascii").translate(_FROM_URL), strict_mode=True)

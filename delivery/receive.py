@@ -7,6 +7,8 @@ messages are handed out again, for the same attempt and under another lease: no 
 import asyncio
 from typing import NamedTuple
 
+import msgspec
+
 from delivery import receipt, retry_message
 from delivery.attempts import Attempt
 from delivery.choosing import Choosing, has_passed_many
@@ -20,6 +22,7 @@ from delivery.queue_reader import QueueReader
 from delivery.taking import Taken, Taking
 from delivery.waiters import Waiters
 from delivery.withdrawn import Withdrawn
+from storage.formats.stored_record import Found, message_of
 from storage.identifiers import Random
 from storage.message import Durability, QueueId, StoredMessage
 
@@ -35,13 +38,17 @@ class Request(NamedTuple):
     attempt_id: str | None = None
 
 
-class HandedOut(NamedTuple):
+class HandedOut(msgspec.Struct, frozen=True, gc=False):
     """A message, lent until `expires_at_ms` (wall)."""
 
-    message: StoredMessage
+    found: Found
     attempt: int
     handle: str
     expires_at_ms: int
+
+    @property
+    def message(self) -> StoredMessage:
+        return message_of(self.found)
 
 
 class Receiving:
@@ -173,7 +180,7 @@ class Receiving:
         handles = receipt.encode([(one.queue.hash, one.offset) for one in taken], lease)
         return [
             HandedOut(
-                retry_message.as_delivered(one.message) if one.queue.is_retry else one.message,
+                retry_message.as_delivered(one.message) if one.queue.is_retry else one.found,
                 one.attempt,
                 handle,
                 until_ms,

@@ -154,6 +154,15 @@ class QueueSlots:
     def is_settled(self, offset: int) -> bool:
         return offset < self.cursor and self.state(offset) == State.SETTLED
 
+    def which_settled(self, first: int, count: int) -> list[bool]:
+        """`is_settled` of each of these neighbours."""
+        chunk = self._chunks.get(first >> _BITS)
+        at = first & _MASK
+        is_here = first + count <= self.cursor and at + count <= CHUNK
+        if is_here and (chunk is None or chunk.states.count(State.SETTLED, at, at + count) == count):
+            return [True] * count
+        return [self.is_settled(offset) for offset in range(first, first + count)]
+
     @property
     def chunk_count(self) -> int:
         """What memory it takes: 10 KB each."""
@@ -194,6 +203,20 @@ class QueueSlots:
         self.counts[chunk.states[at]] -= 1
         self.counts[state] += 1
         chunk.states[at] = state
+
+    def take_leased(self, first: int, count: int, lease: int, now_ms: int, state: State) -> bool:
+        """Put neighbours into a state, not SETTLED, where this lease holds all of them now. False: nothing was changed."""
+        chunk = self._chunks.get(first >> _BITS)
+        at = first & _MASK
+        end = at + count
+        if chunk is None or end > CHUNK or chunk.states.count(State.LEASED, at, end) != count:
+            return False
+        if chunk.leases[at:end].count(lease) != count or min(chunk.deadlines[at:end]) <= now_ms:
+            return False
+        chunk.states[at:end] = bytes((state,)) * count
+        self.counts[State.LEASED] -= count
+        self.counts[state] += count
+        return True
 
     def set_deadline(self, offset: int, deadline_ms: int) -> None:
         """Of an unsettled message."""

@@ -4,7 +4,8 @@ The pure part of the way out: it is given messages that were read, marks them in
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+
+import msgspec
 
 from delivery import retry_message
 from delivery.group_leases import GroupLeases
@@ -12,16 +13,21 @@ from delivery.lease_events import LeasedRun, Scan
 from delivery.queue_leases import QueueLeases
 from delivery.slots import State
 from storage.errors import StorageFull
+from storage.formats.stored_record import Found, StoredRecord, body_bytes_of, message_of
 from storage.message import StoredMessage
 
 
-class Taken(NamedTuple):
+class Taken(msgspec.Struct, frozen=True, gc=False):
     """A message that is lent to whoever receives it."""
 
     queue: QueueLeases
     offset: int
     attempt: int
-    message: StoredMessage
+    found: Found
+
+    @property
+    def message(self) -> StoredMessage:
+        return message_of(self.found)
 
     @property
     def attempt_before(self) -> int:
@@ -53,11 +59,11 @@ class Taking:
     def is_full(self) -> bool:
         return self.left <= 0 or self.left_bytes <= 0
 
-    def fits(self, message: StoredMessage) -> bool:
+    def fits(self, found: Found) -> bool:
         """Is there room for it? One message always has room."""
         if self.left <= 0 or (self.taken and self.left_bytes <= 0):
             return False
-        if self.taken and len(message.body) > self.left_bytes:
+        if self.taken and body_bytes_of(found) > self.left_bytes:
             self.left_bytes = 0  # it is the next one's, and so is whatever comes behind it
             return False
         return True
@@ -66,12 +72,12 @@ class Taking:
         self.leases.lend(queue, offset, 1, attempt=attempt, lease=self.lease, deadline_ms=self.deadline_ms)
         self._note(queue, offset, attempt, message)
 
-    def lend_run(self, queue: QueueLeases, first: int, messages: list[StoredMessage]) -> None:
-        """Neighbours, handed out for the first time."""
-        self.leases.lend(queue, first, len(messages), attempt=1, lease=self.lease, deadline_ms=self.deadline_ms)
-        self.taken += [Taken(queue, offset, 1, message) for offset, message in enumerate(messages, first)]
-        self.left -= len(messages)
-        self.left_bytes -= sum([len(message.body) for message in messages])
+    def lend_run(self, queue: QueueLeases, first: int, records: list[StoredRecord]) -> None:
+        """Lease neighbours that are delivered for the first time."""
+        self.leases.lend(queue, first, len(records), attempt=1, lease=self.lease, deadline_ms=self.deadline_ms)
+        self.taken += [Taken(queue, offset, 1, record) for offset, record in enumerate(records, first)]
+        self.left -= len(records)
+        self.left_bytes -= sum([record.body_bytes for record in records])
 
     def told(self) -> None:
         """The log has it, or there is nothing to tell."""

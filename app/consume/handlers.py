@@ -1,7 +1,8 @@
 """Consuming under leases. Handlers over plain values; any lane may call them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from msgspec import UNSET, UnsetType
 
@@ -17,9 +18,9 @@ from app.consume.schemas import (
     SettleResult,
     SettleResults,
 )
-from app.exchange import Call, Reply, reply
+from app.exchange import Call, Reply, reply, size_of
 from app.messages.schemas import PayloadForm
-from app.messages.view import message_view
+from app.messages.view import message_view, parts_of_list
 from app.operations import WRITING, operation
 from app.problems import Problem, Refusal, as_refusal, document, invalid_field
 from app.services import Services
@@ -27,12 +28,15 @@ from delivery.receive import HandedOut, Request
 from delivery.refuse import Refused
 from delivery.request_events import asked_by
 from storage.errors import LeaseExpired, MessagingError
+from storage.formats import properties
+from storage.formats.stored_record import Found, StoredRecord
 
 _HANDLE = "lh_rJZHZGfSqG0AAAAAAAAAABZxB2cVYQAB"
 _PROBLEMS = ["group_not_found", "reserved_topic", *WRITING]
 
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_REPLY_BY = properties.REPLY_BY.encode()
 _EXPIRED: Problem = document(as_refusal(LeaseExpired()))
 
 
@@ -65,7 +69,8 @@ async def receive(services: Services, call: Call, group: str, given: ReceiveInpu
             raise Refusal("unsupported_combination", f"group {group} reads no topics; PUT it with some")
         room = request._replace(max_bytes=call.share.reserve(given.max_bytes))
         found = await services.delivery.receive(group, rules, room)
-        call.share.hold(sum([len(one.message.body) for one in found]))
+        byte_count = sum([_size_of(one.found) for one in found])
+        call.share.hold(byte_count)
         left_ms = deadline_ms - services.clock.monotonic_ms()
         if found or left_ms <= 0 or services.is_stopping:
             break
@@ -74,11 +79,7 @@ async def receive(services: Services, call: Call, group: str, given: ReceiveInpu
         rules = services.consumer_groups.get(group).rules  # it may have been changed, or deleted
     services.metrics.messages_out.inc(len(found))
     now = codec.rfc3339(services.clock.wall_ms())
-
-    def received() -> ReceivedMessages:
-        return ReceivedMessages(server_time=now, messages=[_view(one, given.payload) for one in found])
-
-    return await call.answer_with([one.message for one in found], received)
+    return await call.answer_joined(byte_count, parts_of_received(found, given.payload, server_time=now))
 
 
 @operation(
@@ -96,6 +97,8 @@ async def ack(services: Services, _: Call, group: str, given: AckInput) -> Reply
     services.consumer_groups.get(group)
     handles = [entry.receipt_handle for entry in given.entries]
     accepted = await services.delivery.ack(group, handles)
+    if all(accepted):
+        return Reply(200, _all_settled(handles))
     return _answer(
         [
             SettleResult(receipt_handle=handle, status=200) if is_accepted else _expired(handle)
@@ -190,8 +193,49 @@ def _answer(results: list[SettleResult]) -> Reply:
     )  # fmt: skip
 
 
+def _all_settled(handles: Sequence[str]) -> bytes:
+    """The JSON of `SettleResults` where all were accepted: handles of ours, which need no escape."""
+    results = ",".join([f'{{"receipt_handle":"{handle}","status":200}}' for handle in handles])
+    return f'{{"accepted":{len(handles)},"rejected":0,"results":[{results}]}}'.encode()
+
+
 def _expired(handle: str) -> SettleResult:
     return SettleResult(receipt_handle=handle, status=_EXPIRED.status, problem=_EXPIRED)
+
+
+def parts_of_received(found: Sequence[HandedOut], form: PayloadForm, *, server_time: str) -> Iterator[bytes]:
+    """The JSON of `ReceivedMessages`, in parts of which none takes long to make."""
+    yield b'{"server_time":"%b","messages":[' % server_time.encode()
+    comma = b""
+    for is_record, some in groupby(found, key=lambda one: isinstance(one.found, StoredRecord)):
+        leased = list(some)
+        yield comma
+        comma = b","
+        if is_record:
+            records = [one.found for one in leased if isinstance(one.found, StoredRecord)]
+            yield from parts_of_list(records, form, [_end_of(one, record) for one, record in zip(leased, records, strict=True)])
+            continue
+        for index, one in enumerate(leased):
+            yield b"," if index else b""
+            yield from codec.encoded(_view(one, form))
+    yield b"]}"
+
+
+def _size_of(found: Found) -> int:
+    return len(found.data) if isinstance(found, StoredRecord) else size_of([found])
+
+
+def _end_of(one: HandedOut, record: StoredRecord) -> bytes:
+    """The fields that a delivered message has in addition, as JSON. Most are of no request."""
+    until = codec.rfc3339(one.expires_at_ms)
+    end = f',"attempt":{one.attempt},"receipt_handle":"{one.handle}","lease_expires_at":"{until}"}}'.encode()
+    if record.data.find(_REPLY_BY, record.properties_at) < 0:
+        return end
+    asked = asked_by(record.message())
+    if asked is None:
+        return end
+    request_id, reply_by = codec.encode(asked.request_id), codec.encode(codec.rfc3339(asked.reply_by_ms))
+    return end[:-1] + b',"request_id":%b,"reply_by":%b}' % (request_id, reply_by)
 
 
 def _view(one: HandedOut, form: PayloadForm) -> ReceivedMessage:

@@ -7,6 +7,7 @@ decoded and encoded by its struct; both ways make the same bytes.
 import binascii
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from operator import add
 from typing import Any, TypeVar
 
 from msgspec import UNSET
@@ -64,7 +65,7 @@ def payload_view(body: bytes, form: PayloadForm) -> tuple[str | None, str | None
 def json_of(records: Sequence[StoredRecord], form: PayloadForm) -> list[bytes]:
     """The JSON of each message, but for its last brace, so that fields can follow. Bodies are small."""
     found: list[bytes] = []
-    add, join = found.append, b"".join
+    keep, join = found.append, b"".join
     match, encode, rfc3339 = properties.match_plain, codec.encode, codec.rfc3339
     is_text = form in ("auto", "utf8")
     queue = born_at_ms = stored_at_ms = None
@@ -73,7 +74,7 @@ def json_of(records: Sequence[StoredRecord], form: PayloadForm) -> list[bytes]:
         data = record.data
         matched = match(data, record.properties_at)
         if matched is None or not is_text:
-            add(encode(message_view(record.message(), form))[:-1])
+            keep(encode(message_view(record.message(), form))[:-1])
             continue
         message_id, key, tag, others = matched.groups()
         rest = _of_rest(others) if others else _NO_REST
@@ -82,7 +83,7 @@ def json_of(records: Sequence[StoredRecord], form: PayloadForm) -> list[bytes]:
         except UnicodeDecodeError:
             rest = None
         if rest is None:
-            add(encode(message_view(record.message(), form))[:-1])
+            keep(encode(message_view(record.message(), form))[:-1])
             continue
         if record.queue is not queue:
             queue = record.queue
@@ -99,24 +100,30 @@ def json_of(records: Sequence[StoredRecord], form: PayloadForm) -> list[bytes]:
             keys = b"%d" % record.queue_offset
             keys += b',"key":"%b"' % key if key is not None else b',"tag":"%b"' % tag if tag is not None else b""
         ordering_key, behind_payload = rest
-        add(join((b'{"message_id":"', message_id, place, keys, ordering_key, payload, behind_payload, born, stored)))
+        keep(join((b'{"message_id":"', message_id, place, keys, ordering_key, payload, behind_payload, born, stored)))
     return found
 
 
-def parts_of_list(records: Sequence[StoredRecord], form: PayloadForm) -> Iterator[bytes]:
-    """The JSON of their messages, with commas between them, in parts of which none takes long to make."""
+def parts_of_list(records: Sequence[StoredRecord], form: PayloadForm, ends: Sequence[bytes] = ()) -> Iterator[bytes]:
+    """The JSON of their messages, with commas between them, in parts of which none takes long to make.
+
+    `ends`: more fields of each, with a comma before them and the brace behind them.
+    """
     for begin in range(0, len(records), _AT_ONCE):
         piece = records[begin : begin + _AT_ONCE]
+        ends_of_piece = ends[begin : begin + _AT_ONCE] or [b"}"] * len(piece)
         comma = b"," if begin else b""
         if sum([len(record.data) for record in piece]) <= _PART_BYTES:
-            yield comma + b"},".join(json_of(piece, form)) + b"}"
+            yield comma + b",".join(map(add, json_of(piece, form), ends_of_piece))
             continue
-        for record in piece:
+        for record, end in zip(piece, ends_of_piece, strict=True):
             yield comma
             if record.body_bytes <= codec.TEXT_PIECE:
-                yield json_of([record], form)[0] + b"}"
+                yield json_of([record], form)[0] + end
             else:
-                yield from codec.encoded(message_view(record.message(), form))
+                *parts, last = codec.encoded(message_view(record.message(), form))
+                yield from parts
+                yield last[:-1] + end
             comma = b","
 
 

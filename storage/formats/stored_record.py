@@ -80,6 +80,18 @@ class StoredRecord(msgspec.Struct, frozen=True, gc=False):
         )
 
 
+Found = StoredMessage | StoredRecord
+"""A message as it was read: decoded, or as its record."""
+
+
+def message_of(found: Found) -> StoredMessage:
+    return found.message() if isinstance(found, StoredRecord) else found
+
+
+def body_bytes_of(found: Found) -> int:
+    return found.body_bytes if isinstance(found, StoredRecord) else len(found.body)
+
+
 def of_queue(
     queue: QueueId, queue_offsets: Iterable[int], entries: Iterable[Fields], found: Iterable[bytes]
 ) -> list[StoredRecord]:

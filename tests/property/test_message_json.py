@@ -2,9 +2,14 @@
 
 import itertools
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app import codec
+from app.consume.handlers import parts_of_received
+from app.consume.schemas import ReceivedMessages
+from delivery.receive import HandedOut
 from storage.formats import properties, stored_record, unit
 from storage.formats import record as records
 from storage.formats.queue_entry import QueueEntry
@@ -23,8 +28,9 @@ TOPICS = st.sampled_from(["orders", "t" * 127, "t" * 128, "lagerbestände"])
 BODIES = st.binary(max_size=40) | (TEXTS | PLAIN).map(str.encode) | st.integers(65_000, 66_000).map(lambda n: b"x" * n)
 OURS = [
     properties.PRODUCER_GROUP, properties.TRANSACTION_ID, properties.SCHEDULE_ID, properties.CONTENT_TYPE, ORDERING_KEY,
-    properties.CORRELATION_ID,
+    properties.CORRELATION_ID, properties.REPLY_BY,
 ]  # fmt: skip
+REQUESTS = st.fixed_dictionaries({properties.CORRELATION_ID: TEXTS, properties.REPLY_BY: st.integers(0, 1 << 42).map(str)})
 SENT = st.builds(
     message,
     BODIES,
@@ -34,7 +40,7 @@ SENT = st.builds(
     key=st.none() | PLAIN | TEXTS,
     tag=st.none() | PLAIN | TEXTS,
     properties=st.just({}) | st.dictionaries(PLAIN | TEXTS, st.just("") | TEXTS, max_size=3),
-    system=st.just({}) | st.dictionaries(st.sampled_from(OURS), PLAIN | TEXTS, max_size=3),
+    system=st.just({}) | st.dictionaries(st.sampled_from(OURS), PLAIN | TEXTS, max_size=3) | REQUESTS,
     transaction=st.sampled_from(TransactionBits),
 )
 NAMES = st.sampled_from(
@@ -80,6 +86,21 @@ def written_by_others(draw: st.DrawFn) -> list[Record]:
 )
 def test_the_json_of_records_is_that_of_their_messages(found, form):
     assert_both_ways_are_equal(list(found), form)
+
+
+@settings(max_examples=sized(ci=100, full=5_000))
+@given(written_by_us(3), written_by_us(2) | written_by_others(), st.sampled_from(FORMS), st.integers(0, 1 << 42))
+def test_the_json_of_a_receive_is_the_same_from_records_and_from_messages(found, more, form, expires_at_ms):
+    records_ = [stored_record.of_record(record) for record in found]
+    messages = [records.to_message(record) for record in more]
+    leased = [HandedOut(one, index + 1, f"lh_{index}", expires_at_ms) for index, one in enumerate([*messages, *records_])]
+    decoded = [HandedOut(one.message, one.attempt, one.handle, one.expires_at_ms) for one in leased]
+
+    joined = b"".join(parts_of_received(leased, form, server_time="now"))
+
+    assert joined == b"".join(parts_of_received(decoded, form, server_time="now"))
+    shown = codec.read_json(joined)
+    assert codec.encode(msgspec.convert(shown, ReceivedMessages)) == joined
 
 
 @settings(max_examples=sized(ci=50, full=5_000))

@@ -280,11 +280,11 @@ def test_a_message_that_has_not_expired_is_never_passed_over_as_if_it_had(expres
         async def wrong(queue: QueueId, offset: int, **how: object):
             raise OffsetExpired(requested=offset, available=OffsetRange(0, 1))
 
-        read, read_tagged = house.store.read, house.store.read_tagged
-        house.store.read = house.store.read_tagged = wrong  # type: ignore[method-assign, assignment]
+        kept = house.store.read_records, house.store.read_tagged
+        house.store.read_records = house.store.read_tagged = wrong  # type: ignore[method-assign, assignment]
         with pytest.raises(StorageError, match="has not expired"):
             await house.receive()
-        house.store.read, house.store.read_tagged = read, read_tagged  # type: ignore[method-assign]
+        house.store.read_records, house.store.read_tagged = kept  # type: ignore[method-assign]
         assert await house.names() == [("first", 1)]
 
     in_house(life, given=rules(subscriptions=subscription(expression)))

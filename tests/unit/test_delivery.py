@@ -13,6 +13,7 @@ from delivery.lease_events import LEASE_QUEUE, Position, Reset, event_message, r
 from delivery.receive import HandedOut, Request
 from storage.errors import Backpressure, StorageFull
 from storage.message import Appended, Durability, Message, QueueId, StoredMessage
+from storage.store import ScannedRecords
 from tests.support.delivery import EVERYTHING, GROUP, ORDERS, House, Life, in_house, named, rules, without_snapshot
 
 SECOND = QueueId("orders", 1)
@@ -490,13 +491,13 @@ def test_the_same_attempt_again_gets_the_same_messages_under_the_same_leases():
 
 def test_twins_get_the_same_messages_where_reading_takes_time():
     async def life(house: House) -> None:
-        read = house.store.read
+        read = house.store.read_records
 
-        async def slow(queue: QueueId, queue_offset: int, **options: Any) -> list[StoredMessage]:
+        async def slow(queue: QueueId, queue_offset: int, **options: Any) -> ScannedRecords:
             await house.sleep(5)
             return await read(queue, queue_offset, **options)
 
-        house.store.read = slow  # type: ignore[method-assign]
+        house.store.read_records = slow  # type: ignore[method-assign]
         assert await asyncio.gather(*[house.receive(2, attempt_id="x") for _ in range(3)]) == [[], [], []]
         await house.send("a", "b", "c", "d")
 

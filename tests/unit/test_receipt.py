@@ -18,6 +18,19 @@ def test_each_handle_names_its_place_and_its_lease(places, lease):
     assert len(set(handles)) == len(set(places))
 
 
+HANDLES = st.tuples(numbers, numbers, numbers).map(lambda parts: receipt.encode([parts[:2]], parts[2])[0])
+BROKEN = (
+    st.text("lh_ABCabc012-_+/=ü", max_size=36)
+    | HANDLES.map(lambda handle: handle[:-1])
+    | HANDLES.map(lambda one: one[:-1] + "=")
+)
+
+
+@given(st.lists(HANDLES, max_size=40) | st.lists(HANDLES | BROKEN, max_size=6))
+def test_handles_together_name_what_each_of_them_names(handles):
+    assert list(receipt.decode_all(handles)) == [receipt.decode(handle) for handle in handles]
+
+
 @given(st.text() | st.text("lh_ABCabc012-_+/=", min_size=30, max_size=40).map(lambda text: f"lh_{text}"))
 def test_whatever_is_no_handle_of_ours_is_none(text):
     parts = receipt.decode(text)

@@ -33,6 +33,16 @@ def test_whatever_is_done_they_say_what_a_dict_says(seed):
             model |= dict.fromkeys(leased, State.LEASED)
             cursor += count
             slots.advance_to(cursor)
+        elif choice < 0.4 and cursor > first:
+            begin, count, now_ms = chance.randrange(first, cursor), chance.choice([1, 3, 32, CHUNK]), chance.choice([8, 9])
+            run = range(begin, begin + count)
+            assert slots.which_settled(begin, count) == [slots.is_settled(offset) for offset in run]
+            lease = chance.choice([7, 7, 8])
+            is_within = begin // CHUNK == (begin + count - 1) // CHUNK
+            expected = is_within and all(slots.is_leased(offset, lease, now_ms) for offset in run)
+            assert slots.take_leased(begin, count, lease, now_ms, State.ACKING) == expected
+            if expected:
+                model |= dict.fromkeys(run, State.ACKING)
         elif choice < 0.6 and model:
             offset = chance.choice(list(model))
             model[offset] = chance.choice(UNSETTLED)
