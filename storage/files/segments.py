@@ -1,8 +1,8 @@
 """Many files of one length as one address space, each named by the address of its first byte.
 
-A segment appears under its name with its full length and space behind every byte, so that a later store into it cannot fail.
-Stores go through a mapping and reads through the file, except near the end of what was written, where the mapping is known to
-be in memory.
+A segment appears under its name with its full length and space behind every byte, so that a full disk cannot fail a later store
+into it. Stores and reads go through the file, but for reads near the end of what was written, where the mapping is known to be
+in memory (docs/decisions/0025).
 
 Open and mapped are only the segments that are being written: `held`, from their first zeros until all of them is on disk. Of
 the others the most recently read ones are open, up to a limit, so that neither descriptors nor memory grow with the log.
@@ -99,6 +99,11 @@ class Segment:
             raise
         self._held = handle
         return True
+
+    def store(self, offset: int, data: bytes) -> None:
+        """Held ones only, and only over bytes that are written and on disk. Raises OSError, which is final."""
+        assert self._held is not None, "zeros come before the first store"
+        self._held.file.write(offset, data)
 
     def sync(self) -> None:
         """Held ones only. A failure is final (files/vfs.py, File.sync)."""
@@ -199,10 +204,9 @@ class Segments:
         self._handles.forget(segment.path)
 
     def store(self, offset: int, data: bytes) -> None:
-        """Into one segment, in one step. The owner's thread."""
+        """Into one segment. The owner's thread. A failure is final, as that of a sync."""
         segment = self.find(offset)
-        assert segment.region is not None, "zeros come before the first store"
-        segment.region.store(offset - segment.base_offset, data)
+        segment.store(offset - segment.base_offset, data)
 
     def read(self, offset: int, length: int) -> bytes:
         """Within one segment; asks the disk where it must. Raises IndexError where there is none, or it was dropped."""

@@ -147,12 +147,6 @@ class SimulatedRegion:
         self._disk = disk
         self._inode: _Inode | None = inode
 
-    def store(self, offset: int, data: bytes) -> None:
-        inode = self._open_inode
-        assert offset + len(data) <= len(inode.live), "a store behind the end of a mapping is a SIGBUS"
-        self._disk.operate()
-        inode.write(offset, data)
-
     def read(self, offset: int, length: int) -> bytes:
         return bytes(self._open_inode.live[offset : offset + length])
 

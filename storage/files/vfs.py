@@ -36,13 +36,7 @@ class Space(NamedTuple):
 
 
 class MappedRegion(Protocol):
-    """A file held in memory. No view of it leaves this room: a live one would keep it from closing."""
-
-    def store(self, offset: int, data: bytes) -> None:
-        """Copy in one step, so that another process that reads the file never sees zeros in between.
-
-        Only into bytes that are written and on disk: a store into a hole kills the process when the disk is full (SIGBUS).
-        """
+    """A file held in memory, to be read. No view of it leaves this room: a live one would keep it from closing."""
 
     def read(self, offset: int, length: int) -> bytes: ...
 
@@ -86,7 +80,7 @@ class File(Protocol):
         """Give the file this length without space behind it: a hole, which reads as zeros."""
 
     def sync(self) -> None:
-        """Return once what was written, stored through a mapping, allocated or extended is on disk, by whatever handle.
+        """Return once what was written, allocated or extended is on disk, by whatever handle.
 
         A failure is told once to each handle of the file; after it the page cache lies about what the disk holds. Never call
         again after one.
@@ -152,11 +146,7 @@ def is_out_of_files(error: Exception) -> bool:
 
 class _OsRegion:
     def __init__(self, fd: int, length: int) -> None:
-        self._map = mmap.mmap(fd, length)
-
-    def store(self, offset: int, data: bytes) -> None:
-        # One slice assignment: struct.pack_into zeroes the range first, and another process would read the zeros.
-        self._map[offset : offset + len(data)] = data
+        self._map = mmap.mmap(fd, length, prot=mmap.PROT_READ)
 
     def read(self, offset: int, length: int) -> bytes:
         return self._map[offset : offset + length]
@@ -247,7 +237,6 @@ class _OsFile:
         self._named(os.ftruncate, length)
 
     def sync(self) -> None:
-        # Covers what was stored through a mapping too, and lets other threads run; mmap.flush() holds the GIL.
         self._named(os.fdatasync)
 
     def drop_cache(self) -> None:

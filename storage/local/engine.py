@@ -90,6 +90,7 @@ class Engine:
             epoch=recovered.epoch,
             last_stored_at_ms=recovered.last_stored_at_ms,
             on_visible=self._on_visible,
+            on_failure=self.fail,
         )
         self.flusher = Flusher(
             files.segments,

@@ -1,7 +1,7 @@
 """The end of the log: collects the appends of one turn, writes them as one unit, answers when they are as sure as they must be.
 
-The owner's thread is the only writer. A turn's calls are joined and copied into the mapped segment in one step, or a piece in
-each turn where they are large; one flush is in flight, and while it is, new calls wait and go into the next unit (fewer, larger
+The owner's thread is the only writer. A turn's calls are joined and written to the segment in one step, or a piece in each turn
+where they are large; one flush is in flight, and while it is, new calls wait and go into the next unit (fewer, larger
 units cost less). A unit becomes visible to readers, and its calls are answered, when the policy says it is safe:
 
     policy       call asks for      visible                                    answered
@@ -17,6 +17,7 @@ decision that somebody has already read.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -102,8 +103,9 @@ class LogWriter:
         epoch: int,
         last_stored_at_ms: int,
         on_visible: Callable[[Iterable[ConsumeQueue]], None],
+        on_failure: Callable[[Exception], None],
     ) -> None:
-        """`on_visible` is told the queues that have new messages, each once."""
+        """`on_visible` is told the queues that have new messages, each once. `on_failure`: the log cannot be written."""
         self._log = log
         self._queues = queues
         self._preparer = preparer
@@ -112,6 +114,8 @@ class LogWriter:
         self._options = options
         self._epoch = epoch
         self._on_visible = on_visible
+        self._on_failure = on_failure
+        self._has_failed = False
         self._flusher: Flusher | None = None
         self.visible_end = log.written_end
         self.visible_stored_at_ms = last_stored_at_ms
@@ -228,7 +232,7 @@ class LogWriter:
         self._write_calls()
 
     def _write_calls(self) -> None:
-        while self._calls and self._storing is None:
+        while self._calls and self._storing is None and not self._has_failed:
             if self._should_wait():
                 self._watch_sync()
                 return
@@ -259,7 +263,7 @@ class LogWriter:
         return calls
 
     def _write(self, calls: list[_Call]) -> bool:
-        """Write the calls as one unit, or as one each where that does not fit. False: no space yet, nothing is written."""
+        """Write the calls as one unit, or as one each where that does not fit. False: not yet, they are still to be written."""
         rows, queues = calls[0].rows, calls[0].queues
         if len(calls) > 1:
             rows = [row for call in calls for row in call.rows]
@@ -291,7 +295,8 @@ class LogWriter:
             return self._wait_for_space(calls, needed_end)
         written = _Unit(queues, queue_offsets, encoded, now_ms)
         if encoded.byte_count <= _AT_ONCE_BYTES:
-            self._log.segments.store(begin, encoded.data)
+            if not self._store(begin, encoded.data):
+                return False
             self._written(written, calls)
         else:
             self._storing = _Storing(encoded.pieces(_AT_ONCE_BYTES), begin, written, calls)
@@ -305,13 +310,22 @@ class LogWriter:
             return  # the log has failed since
         piece = next(storing.pieces, None)
         if piece is not None:
-            self._log.segments.store(storing.at, piece)
-            storing.at += len(piece)
-            self._runner.soon(self._store_piece)
+            if self._store(storing.at, piece):
+                storing.at += len(piece)
+                self._runner.soon(self._store_piece)
             return
         self._storing = None
         self._written(storing.written, storing.calls)
         self._write_calls()
+
+    def _store(self, at: int, data: bytes) -> bool:
+        """Write to the log. False where that failed: no more is written, and who waits is refused in a moment."""
+        try:
+            self._log.segments.store(at, data)
+        except OSError as error:
+            self._has_failed = True
+            self._runner.soon(partial(self._on_failure, error))
+        return not self._has_failed
 
     def _next_stored_at_ms(self) -> int:
         """The clock's time, but never before that of the newest record: a search by time needs that."""
@@ -343,7 +357,8 @@ class LogWriter:
         needed_end = segment_end + unit_bytes + records.END_OF_FILE_BYTES
         if not self._may_go_to(needed_end, [call]):
             return self._wait_for_space([call], needed_end)
-        self._log.segments.store(begin, records.encode_end_of_file(segment_end - begin))
+        if not self._store(begin, records.encode_end_of_file(segment_end - begin)):
+            return False
         self._log.written_end = segment_end
         self._preparer.advance(segment_end)
         return self._write([call])

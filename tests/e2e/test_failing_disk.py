@@ -58,8 +58,11 @@ REQUESTS: dict[str, Callable[[httpx.Client], httpx.Response]] = {
 }
 
 
-@pytest.mark.parametrize("ask", REQUESTS.values(), ids=REQUESTS)
-def test_the_first_sync_that_fails_ends_the_service_and_acknowledges_nobody(tmp_path, disk, ask):
+@pytest.mark.parametrize(
+    ("call", "request_name"), [*(("fdatasync", name) for name in REQUESTS), ("pwrite", "send"), ("pwrite", "commit")]
+)
+def test_the_first_sync_or_write_that_fails_ends_the_service_and_acknowledges_nobody(tmp_path, disk, call, request_name):
+    ask = REQUESTS[request_name]
     with ServerOnDisk(tmp_path / "data", disk, environment=SMALL) as server:
         with server.client() as api:
             ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
@@ -67,7 +70,7 @@ def test_the_first_sync_that_fails_ends_the_service_and_acknowledges_nobody(tmp_
             ok(begin(api, "open"), 201)
             ok(commit_offset(api, 2))
 
-            disk.fail_once("fdatasync", "commitlog")
+            disk.fail_once(call, "commitlog")
             with ThreadPoolExecutor(SENDERS) as senders:
                 answers = list(senders.map(lambda _: or_none(ask, api), range(SENDERS)))
 

@@ -32,8 +32,8 @@ class Disk:
         self._write(calls=[call], file=file, errno=EIO, once=True)
 
     def fill(self) -> None:
-        """There is no space left for the log."""
-        self._write(calls=["posix_fallocate", "pwrite"], file="commitlog", errno=ENOSPC, once=False)
+        """There is no space left for the log: none is allocated, and no zeros are written ahead of it. What it has stays."""
+        self._write(calls=["posix_fallocate", "pwrite"], file="commitlog", errno=ENOSPC, once=False, only_zeros=True)
 
     def make_space(self) -> None:
         self.plan.unlink()
@@ -82,6 +82,8 @@ def _failing(name: str, plan: Path) -> Callable[..., Any]:
             if "wait_for" in wanted:
                 with open(wanted["wait_for"], "rb") as lock:
                     fcntl.flock(lock, fcntl.LOCK_SH)
+                return call(fd, *arguments)
+            if name == "pwrite" and wanted.get("only_zeros") and any(arguments[0]):
                 return call(fd, *arguments)
             if wanted["once"]:
                 plan.unlink()
