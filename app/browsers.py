@@ -8,11 +8,13 @@ of the service or from no page at all.
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 
 from app.problems import Refusal
 
+_MOST_KNOWN = 256  # hosts that are remembered: clients name one, and to parse it is a tenth of a request
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _AUTHORITY = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]{2,45}\]|[0-9A-Za-z._-]{0,255})(?::(?P<port>[0-9]{0,5}))?")
@@ -27,16 +29,22 @@ class Authority(NamedTuple):
     @property
     def is_loopback(self) -> bool:
         """Report whether the host is localhost, of 127.0.0.0/8, or [::1]."""
-        if self.host == "localhost":
-            return True
-        try:
-            if self.host.startswith("["):
-                return IPv6Address(self.host[1:-1]).is_loopback
-            return IPv4Address(self.host).is_loopback
-        except ValueError:
-            return False
+        return _is_loopback(self.host)
 
 
+@lru_cache(_MOST_KNOWN)
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        if host.startswith("["):
+            return IPv6Address(host[1:-1]).is_loopback
+        return IPv4Address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@lru_cache(_MOST_KNOWN)
 def parse_authority(text: str) -> Authority | None:
     """The value of a Host header; None where it is no name or address with an optional port (RFC 9110, 7.2)."""
     found = _AUTHORITY.fullmatch(text)
