@@ -31,8 +31,12 @@ _WORDS = {TxnState.COMMITTED: "commit", TxnState.ROLLED_BACK: "rollback"}
 
 
 class PlainBegin(NamedTuple):
-    """A transaction to be begun. `attributes`: of the message's property string, behind its id; `tags_code`: of its tag."""
+    """A transaction to be begun, with an id that was made for it.
 
+    `attributes`: of the message's property string, behind its id. `tags_code`: of its tag.
+    """
+
+    transaction_id: str
     producer_group: str
     queue: QueueId
     message_id: str
@@ -43,9 +47,8 @@ class PlainBegin(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """Transactions that were begun together; all have these times."""
+    """Of transactions that were begun together: all have these times."""
 
-    transaction_ids: Sequence[str]
     prepared_at_ms: int
     first_check_at_ms: int
 
@@ -94,24 +97,23 @@ class PlainTransactions:
         journal = self._journal
         now_ms = journal.clock.wall_ms()
         first_check_at_ms = now_ms + policy.first_after_ms
-        ids = journal.identifiers.many("txn", len(asked))
         facts = msgspec.json.encode(Facts(message_count=1, policy=policy, first_check_at_ms=first_check_at_ms)).decode()
         end = f"{TRANSACTION_FACTS}\x01{facts}\x02"
         rows: list[Row] = []
-        for one, transaction_id in zip(asked, ids, strict=True):
+        for one in asked:
             topic, number = one.queue
             own = (
                 f"{properties.REAL_TOPIC}\x01{topic}\x02{properties.REAL_QUEUE}\x01{number}\x02"
                 f"{properties.PRODUCER_GROUP}\x01{one.producer_group}\x02{properties.TRANSACTION_MARK}\x01true\x02"
-                f"{properties.TRANSACTION_ID}\x01{transaction_id}\x02{end}"
+                f"{properties.TRANSACTION_ID}\x01{one.transaction_id}\x02{end}"
             )
             own_bytes = b"UNIQ_KEY\x01%b\x02%b%b" % (one.message_id.encode(), one.attributes, own.encode())
             rows.append((HALF_QUEUE, own_bytes, one.body, one.tags_code, now_ms, _NONE, 0))
 
         def stored(placed: Placed) -> None:
             self._turns.end_many(len(asked))
-            self._note_begun(asked, ids, rows, policy, first_check_at_ms, placed)
-            done(Begun(ids, placed.stored_at_ms, first_check_at_ms))
+            self._note_begun(asked, rows, policy, first_check_at_ms, placed)
+            done(Begun(placed.stored_at_ms, first_check_at_ms))
 
         def refused(error: Exception) -> None:
             self._turns.end_many(len(asked))
@@ -123,21 +125,18 @@ class PlainTransactions:
     def _note_begun(
         self,
         asked: Sequence[PlainBegin],
-        ids: Sequence[str],
         rows: Sequence[Row],
         policy: CheckbackPolicy,
         first_check_at_ms: int,
         placed: Placed,
     ) -> None:
         halves, prepared_at_ms = [], placed.stored_at_ms
-        for one, transaction_id, row, half_offset, log_offset in zip(
-            asked, ids, rows, placed.queue_offsets, placed.log_offsets, strict=True
-        ):
+        for one, row, half_offset, log_offset in zip(asked, rows, placed.queue_offsets, placed.log_offsets, strict=True):
             message = TxnMessage(
                 one.message_id, one.queue, one.key, half_offset, size_bytes=len(row[1]) + len(row[2]) + RECORD_BYTES
             )
             transaction = Transaction(
-                transaction_id=transaction_id,
+                transaction_id=one.transaction_id,
                 producer_group=one.producer_group,
                 packed=(message,),
                 policy=policy,
@@ -149,11 +148,11 @@ class PlainTransactions:
             halves.append(half_offset)
             own = (
                 f"{properties.PRODUCER_GROUP}\x01{one.producer_group}\x02{properties.TRANSACTION_MARK}\x01true\x02"
-                f"{properties.TRANSACTION_ID}\x01{transaction_id}\x02"
+                f"{properties.TRANSACTION_ID}\x01{one.transaction_id}\x02"
             )
             own_bytes = b"UNIQ_KEY\x01%b\x02%b%b" % (one.message_id.encode(), one.attributes, own.encode())
             final: Row = (one.queue, own_bytes, one.body, one.tags_code, row[4], _COMMIT, log_offset)
-            self._keep(transaction_id, _Kept(transaction, message, final))
+            self._keep(one.transaction_id, _Kept(transaction, message, final))
         self._journal.note_appended(HALF_QUEUE, halves)
         self._journal.owe()
 

@@ -85,17 +85,18 @@ class HotBegins:
         def answer(found: Begun) -> None:
             _end_uses(taken)
             pressure = f"store-pressure: {services.pressure():.2f}\r\n"
-            headers = [f"location: /v1/transactions/{transaction_id}\r\n{pressure}" for transaction_id in found.transaction_ids]
-            self._turn.answer(taken, 201, headers, _begun_views(taken, ids, found), begun)
+            headers = [f"location: /v1/transactions/{one.transaction_id}\r\n{pressure}" for one in asked]
+            self._turn.answer(taken, 201, headers, _begun_views(asked, found), begun)
             services.metrics.begun.inc(len(taken))
 
         def refuse(error: Exception) -> None:
             _end_uses(taken)
             self._turn.refuse(services, taken, error, begun)
 
-        ids = services.identifiers.many("msg", len(taken))
+        message_ids, ids = (services.identifiers.many(kind, len(taken)) for kind in ("msg", "txn"))
         asked = [
             PlainBegin(
+                transaction_id,
                 one.producer_group,
                 one.queue,
                 message_id,
@@ -104,7 +105,7 @@ class HotBegins:
                 one.message.body,
                 one.message.tags_code,
             )
-            for one, message_id in zip(taken, ids, strict=True)
+            for one, message_id, transaction_id in zip(taken, message_ids, ids, strict=True)
         ]
         plain = services.transactions.plain
         assert plain is not None
@@ -116,7 +117,7 @@ def _end_uses(taken: Sequence[_TakenBegin]) -> None:
         one.topics.end_use(one.queue.topic)
 
 
-def _begun_views(taken: Sequence[_TakenBegin], message_ids: Sequence[str], found: Begun) -> list[str]:
+def _begun_views(asked: Sequence[PlainBegin], found: Begun) -> list[str]:
     """As `Transaction`, written as JSON."""
     first_check = codec.rfc3339(found.first_check_at_ms)
     end = (
@@ -124,9 +125,9 @@ def _begun_views(taken: Sequence[_TakenBegin], message_ids: Sequence[str], found
         f'"next_check_at":"{first_check}","answers":0,"checking":false,"late":false,"revision":1}}'
     )
     return [
-        f'{{"transaction_id":"{transaction_id}","state":"prepared","producer_group":"{one.producer_group}",'
-        f'"messages":[{{"message_id":"{message_id}","topic":"{one.queue.topic}"}}],{end}'
-        for one, message_id, transaction_id in zip(taken, message_ids, found.transaction_ids, strict=True)
+        f'{{"transaction_id":"{one.transaction_id}","state":"prepared","producer_group":"{one.producer_group}",'
+        f'"messages":[{{"message_id":"{one.message_id}","topic":"{one.queue.topic}"}}],{end}'
+        for one in asked
     ]
 
 

@@ -23,11 +23,13 @@ from tests.support.check_pass import everything, transactions_by_check_pass
 from tests.support.linearizability import FOR_EVER, Call, states_after
 from tests.support.simulation import World
 from tests.support.transaction_spec import BEGUN, DONE, REPLAYED, TAKEN, Decide, Look, Resume, State, Sweep, Unknown, answers
+from txn.begin import Outcome
 from txn.checkback import CheckSender
 from txn.checkback_plan import CheckbackPolicy, HoldReason, OnExhausted
 from txn.coordinator import Begin, TransactionCoordinator
 from txn.open_checks import LeasedCheck, check_now
 from txn.options import TransactionOptions
+from txn.plain import PlainBegin
 from txn.producer import Answered, Failed, Failure, Route
 from txn.states import Resolver, TxnEvent, TxnState
 from txn.transaction import Transaction
@@ -363,17 +365,32 @@ class TransactionMachine(RuleBasedStateMachine):
             )
             for number in range(count)
         ]
-        key = f"key-{self.serial}" if keyed else None
+        key = f"key-{self.serial}" if keyed and count > 1 else None  # without one it can be begun as a plain one
         txn = Txn(f"txn_{self.serial}", given, group, policy, key, self.world.clock.wall_ms())
         self.txns.append(txn)
         return txn
 
     async def _begin(self, txn: Txn) -> bool:
+        if len(txn.messages) == 1 and txn.key is None:
+            await self._begin_plainly(txn)
+            return False
         request = Begin(txn.messages, txn.group, txn.policy, txn.transaction_id, None, txn.key, "print" if txn.key else None)
         outcome = await self.coordinator.begin(request)
         txn.is_sure = True
         txn.transaction_id = outcome.transaction.transaction_id
         return outcome.replayed
+
+    async def _begin_plainly(self, txn: Txn) -> None:
+        (message,) = txn.messages
+        asked = PlainBegin(txn.transaction_id, txn.group, message.queue, message.message_id, b"", None, message.body, 0)
+        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        assert self.coordinator.plain is not None
+        self.coordinator.plain.begin(
+            [asked], txn.policy, done=lambda _: begun.set_result(None), failed=lambda error: begun.set_exception(error)
+        )
+        await begun
+        txn.is_sure = True
+        self.tally["begun plainly"] += 1
 
     async def _begin_beside(self, txn: Txn) -> None:
         """A client that has not heard of its begin repeats it."""
@@ -390,8 +407,24 @@ class TransactionMachine(RuleBasedStateMachine):
         assert outcome.transaction.transaction_id == txn.transaction_id or self.world.clock.wall_ms() < self.last_wall_ms
 
     async def _decide(self, txn: Txn, decision: TxnEvent, by: Resolver) -> Call:
+        plain = self.coordinator.plain
+        assert plain is not None
+        if by is Resolver.PRODUCER and plain.take(txn.transaction_id):
+            return await self._asked(txn, Decide(STATES[decision], by), self._decide_plainly(txn, STATES[decision]))
         decide = self.coordinator.commit if decision is TxnEvent.COMMIT else self.coordinator.rollback
         return await self._asked(txn, Decide(STATES[decision], by), decide(txn.transaction_id, by=by))
+
+    async def _decide_plainly(self, txn: Txn, state: TxnState) -> Outcome:
+        decided: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        assert self.coordinator.plain is not None
+        self.coordinator.plain.decide(
+            [txn.transaction_id],
+            state,
+            done=lambda found: decided.set_result(Outcome(found.transactions[0], replayed=False)),
+            failed=lambda error: decided.set_exception(error),
+        )
+        self.tally["decided plainly"] += 1
+        return await decided
 
     async def _answer(self, txn: Txn, check: LeasedCheck, word: TxnEvent) -> None:
         if word is TxnEvent.UNKNOWN:
