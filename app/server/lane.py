@@ -78,6 +78,8 @@ class OperationLane:
     def take_bytes(self, connection: Connection, data: bytes) -> bool:
         """Take what has arrived, where it is one request, whole, of a hot operation and with a head that is known."""
         head_bytes = data.find(b"\r\n\r\n")
+        if head_bytes < 0:
+            return False
         head = data[:head_bytes]
         asked = self._known.get(head) or self._known_but_for_its_path(head)
         if asked is None or head_bytes + 4 + asked.body_bytes != len(data) or self._is_off():
