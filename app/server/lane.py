@@ -150,6 +150,9 @@ class OperationLane:
             return
         if request.http_version != "1.1" or not _PLAIN_PATH.fullmatch(request.target):
             return
+        # It begins with the request's line and has a line for each header: not with empty lines, which the parser passes over.
+        if not head.startswith(b"POST %b HTTP/1.1\r\n" % request.target) or head.count(b"\r\n") != len(request.headers):
+            return
         hot = self.hot[asked.operation.operation_id]
         self._known_rests.learn(head.partition(b"\r\n")[2], int(length))
         if not hot.has_own_paths:

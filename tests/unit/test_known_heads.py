@@ -1,0 +1,46 @@
+"""Which heads are known after a request, and what cannot be had by them."""
+
+import asyncio
+
+from tests.support.two_ways import Way
+
+KEY = "a key that nobody guesses"
+BODY = b'{"payload":"x"}'
+
+
+def head(*more: bytes) -> bytes:
+    lines = [b"POST /v1/topics/orders/messages HTTP/1.1", b"Host: localhost", b"Content-Length: %d" % len(BODY), *more]
+    return b"\r\n".join([*lines, b"", b""])
+
+
+def statuses(directory, *requests: bytes) -> tuple[list[bytes], int]:
+    """The statuses of requests to a service that asks for a key, and how many went by a known head."""
+
+    async def ask() -> tuple[list[bytes], int]:
+        async with Way(directory, is_direct=True, api_keys=[KEY]) as way:
+            return [(await way.ask(one, connection=number))[9:12] for number, one in enumerate(requests)], way.taken
+
+    return asyncio.run(ask())
+
+
+def test_a_head_is_known_after_its_first_request(tmp_path):
+    sent = head(b"Authorization: Bearer " + KEY.encode()) + BODY
+
+    assert statuses(tmp_path, sent, sent, sent) == ([b"201"] * 3, 2)
+
+
+def test_empty_lines_in_front_of_a_request_make_no_known_head_that_anybody_could_use(tmp_path):
+    sent = head(b"Authorization: Bearer " + KEY.encode()) + BODY
+    for front in (b"\r\n\r\n", b"\r\n"):
+        found, taken = statuses(tmp_path / str(len(front)), front + sent, front + sent, front + BODY, b"\r\n\r\n" + BODY)
+
+        assert found == [b"201", b"201", b"400", b"400"]
+        assert taken == 0
+
+
+def test_a_known_head_lets_no_other_client_in(tmp_path):
+    sent = head(b"Authorization: Bearer " + KEY.encode()) + BODY
+
+    found, _ = statuses(tmp_path, sent, sent, head() + BODY, head(b"Authorization: Bearer another") + BODY)
+
+    assert found == [b"201", b"201", b"401", b"401"]
