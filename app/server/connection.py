@@ -359,8 +359,8 @@ class Connection(asyncio.Protocol):
             self._deadline.set(KEEP_ALIVE_MS)
 
     def is_served(self) -> bool:
-        """May anything be asked over this connection? (`Connections.serves`)"""
-        return self.server.counted.serves(self, "")
+        """May anything be asked over this connection (`Connections.serves`), whose client takes its answers?"""
+        return not self._is_writing_paused and self.server.counted.serves(self, "")
 
     def hold(self) -> None:
         """A request has been taken, which is answered by `answer_held`; what arrives waits behind it."""

@@ -263,6 +263,7 @@ async def _send(
             left -= len(piece)
             await out({"type": "http.response.body", "body": piece, "more_body": left > 0})
         return
+    await request.drain()  # the next request waits until this answer is taken, so that unread ones do not fill the memory
     if request.is_gone:
         return
     request.begin(status, [*headers, named])

@@ -62,6 +62,9 @@ class _Wire(asyncio.Transport):
         if self._parser.get_status_code() != HTTPStatus.CONTINUE:
             self.answered.set()
 
+    def get_write_buffer_size(self) -> int:
+        return len(self.written)
+
     def is_closing(self) -> bool:
         return self._is_closing
 
@@ -131,6 +134,13 @@ class Way:
             protocol.connection_lost(None)
             del self._kept[connection]
         return wire.written
+
+    def pause_writing(self, connection: int = 0) -> None:
+        """The client of this connection takes nothing for now."""
+        self._kept[connection][0].pause_writing()
+
+    def resume_writing(self, connection: int = 0) -> None:
+        self._kept[connection][0].resume_writing()
 
     async def ask_all(self, requests: Sequence[bytes], *, pieces: int = 1) -> list[str]:
         """The answers to requests that arrive together, each on a connection of its own, without what was made up.

@@ -44,3 +44,24 @@ def test_a_known_head_lets_no_other_client_in(tmp_path):
     found, _ = statuses(tmp_path, sent, sent, head() + BODY, head(b"Authorization: Bearer another") + BODY)
 
     assert found == [b"201", b"201", b"401", b"401"]
+
+
+def test_a_client_that_takes_no_answers_gets_no_more_of_them(tmp_path):
+    sent = head(b"Authorization: Bearer " + KEY.encode()) + BODY
+    looked = b"GET /v1/topics HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + KEY.encode() + b"\r\n\r\n"
+
+    async def ask(request: bytes) -> tuple[bool, int, bytes]:
+        async with Way(tmp_path / str(len(request)), is_direct=True, api_keys=[KEY]) as way:
+            for _ in range(2):
+                await way.ask(sent)
+            taken = way.taken
+            way.pause_writing()
+            asking = asyncio.ensure_future(way.ask(request))
+            (other,) = await asyncio.gather(way.ask(sent, connection=1))  # in the meantime others are answered
+            is_answered = asking.done()
+            way.resume_writing()
+            assert other[9:12] == b"201"
+            return is_answered, way.taken - taken, (await asking)[9:12]
+
+    assert asyncio.run(ask(sent)) == (False, 1, b"201")
+    assert asyncio.run(ask(looked)) == (False, 1, b"200")
