@@ -2,7 +2,8 @@
 
 What holds the loop between two beats of a timer on it: the CPU time of its thread, and the time for which the thread was
 blocked while other threads of the process used the CPU, as it is when a C call keeps the interpreter's lock. A thread that
-works without the lock does not count, as the loop goes on beside it, nor does a busy host: the loop is ready to run then.
+works without the lock does not count, as the loop goes on beside it, nor does a busy machine, where the loop is ready to run,
+nor a host that takes a core away.
 """
 
 import asyncio
@@ -21,15 +22,20 @@ from storage.clock import Clock
 
 PATH = "/longest-turn"  # answers with the longest turn since it was asked last, in seconds
 _BEAT_SECONDS = 0.001
+_STEAL = 8  # the word of the first line of /proc/stat, proc(5)
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class _Times(NamedTuple):
-    """Seconds so far. `ready`: of the loop's thread, ready to run while the host had no CPU for it."""
+    """Seconds so far. `ready`: of the loop's thread, ready to run while there was no core for it. `stolen`: for which the host
+    had no core for this machine, in steps of 10 ms, of all cores.
+    """
 
     wall: float
     own: float
     ready: float
     process: float
+    stolen: float
 
 
 class TurnProbe:
@@ -51,23 +57,25 @@ class TurnProbe:
         await send({"type": "http.response.body", "body": repr(found).encode()})
 
     async def _beat(self) -> None:
-        statistics = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
-        before = _times(statistics)
+        thread = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
+        machine = os.open("/proc/stat", os.O_RDONLY)
+        before = _times(thread, machine)
         while True:
             await asyncio.sleep(_BEAT_SECONDS)
-            now = _times(statistics)
+            now = _times(thread, machine)
             self._longest = max(self._longest, _held_seconds(before, now))
             before = now
 
 
-def _times(statistics: int) -> _Times:
-    _, ready_ns, _ = os.pread(statistics, 100, 0).split()
-    return _Times(monotonic(), thread_time(), int(ready_ns) / 1e9, process_time())
+def _times(thread: int, machine: int) -> _Times:
+    _, ready_ns, _ = os.pread(thread, 100, 0).split()
+    stolen_ticks = int(os.pread(machine, 200, 0).split(maxsplit=9)[_STEAL])
+    return _Times(monotonic(), thread_time(), int(ready_ns) / 1e9, process_time(), stolen_ticks / _TICKS)
 
 
 def _held_seconds(before: _Times, now: _Times) -> float:
     passed = _Times._make(end - begin for begin, end in zip(before, now, strict=True))
-    blocked = passed.wall - passed.own - passed.ready - _BEAT_SECONDS
+    blocked = passed.wall - passed.own - passed.ready - passed.stolen - _BEAT_SECONDS
     return passed.own + max(0.0, min(blocked, passed.process - passed.own))
 
 
