@@ -7,7 +7,7 @@ import json
 import resource
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
@@ -18,6 +18,7 @@ from benchmarks.report import REPOSITORY
 SOURCE = REPOSITORY / "benchmarks" / "load"
 BUILT = REPOSITORY / "build" / "benchmarks"
 _SATURATED = 0.95  # of a core
+_TRIES = 3  # windows: a disk may stand still for as long as a short one
 
 
 class NotOffered(Exception):
@@ -89,6 +90,13 @@ class Driver:
             errors.close()
 
     def run(self, server: Pids, /, **command: object) -> Window:
+        for _ in range(_TRIES):
+            window = self._measured(server, command)
+            if window.messages:
+                return window
+        raise RuntimeError(f"nothing was answered in {_TRIES} times {window.seconds:.2f} s")
+
+    def _measured(self, server: Pids, command: Mapping[str, object]) -> Window:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(command) + "\n")
         self._process.stdin.flush()
@@ -99,8 +107,6 @@ class Driver:
         after = thread_times(*pids), thread_times(self._process.pid)
         said = self._wait_for("result")
         spent = [between(*pair) for pair in zip(before, after, strict=True)]
-        if not said["messages"]:
-            raise RuntimeError(f"nothing was answered in {said['seconds']:.2f} s")
         return Window(
             operations=said["operations"],
             messages=said["messages"],

@@ -121,7 +121,7 @@ def _rounds(
 ) -> tuple[dict[int, list[Window]], dict[int, list[Window]]]:
     theirs: dict[int, list[Window]] = {count: [] for count in work.counts}
     ours: dict[int, list[Window]] = {count: [] for count in own.counts}
-    _send(running, work, work.counts[0], warm_seconds=running.warm_seconds, seconds=_WARM_SECONDS)
+    _send(running, work, work.counts[0], warm_seconds=running.warm_seconds, seconds=given.seconds)
     for _ in range(given.rounds):
         for count, windows in theirs.items():
             windows.append(_send(running, work, count, warm_seconds=_WARM_SECONDS, seconds=given.seconds))
