@@ -36,23 +36,32 @@ class BodyProcess:
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """What the function returns there, with each message `payload.make`'s. It is one of a module.
 
-        Raises the function's Refusal, and Refusal overloaded where the process ended.
+        Raises the function's Refusal, and Refusal overloaded where the process ended twice.
         """
+        outcome = self._asked(function, arguments)
+        if outcome is None:  # it may have ended long ago, as the largest that could be killed where memory was short
+            outcome = self._asked(function, arguments)
+        if outcome is None:
+            raise Refusal("overloaded", "the process that decodes large bodies has ended")
+        found = outcome[0]
+        if isinstance(found, Refusal):
+            raise found
+        if isinstance(found, Failure):
+            raise RuntimeError(f"in the process that decodes large bodies:\n{found.trace}")
+        return cast("T", found)
+
+    def _asked(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any] | None:
+        """Its outcome, None where the process ended."""
         process = self._process or self._started()
         assert process.stdin is not None
         assert process.stdout is not None
         try:
             pickle.dump((function, arguments), process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
             process.stdin.flush()
-            outcome = pickle.load(process.stdout)  # noqa: S301
+            return (pickle.load(process.stdout),)  # noqa: S301
         except (OSError, EOFError, pickle.UnpicklingError):
             log.warning("body_process_ended", status=self.close())
-            raise Refusal("overloaded", "the process that decodes large bodies has ended") from None
-        if isinstance(outcome, Refusal):
-            raise outcome
-        if isinstance(outcome, Failure):
-            raise RuntimeError(f"in the process that decodes large bodies:\n{outcome.trace}")
-        return cast("T", outcome)
+            return None
 
     def close(self) -> int | None:
         """End the process. Returns its status, where there was one."""

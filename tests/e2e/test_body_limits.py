@@ -3,8 +3,10 @@
 import gzip
 import json
 import mmap
+import os
 import random
 import selectors
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -318,7 +320,29 @@ def test_large_requests_of_one_key_at_once_store_one_message(api, topic, path):
     assert ok(api.get(f"/v1/topics/{topic}/stats"))["messages_ever"] == 1
 
 
+# ------------------------------------------------------------------------------------------------ the process for large ones
+
+
+def test_a_large_body_is_taken_though_the_process_that_decodes_them_was_killed(tmp_path):
+    large = json.dumps({"payload": "x" * MIB}).encode()
+    environment = {"ESCROWMQ_LOG_FORMAT": "json"}
+    with Server(tmp_path / "data", environment=environment) as server, server.client() as api:
+        ok(api.post("/v1/topics/orders/messages", content=large, headers=JSON), 201)
+        for process_id in _body_processes(server):
+            os.kill(process_id, signal.SIGKILL)
+
+        ok(api.post("/v1/topics/orders/messages", content=large, headers=JSON), 201)
+
+        assert len(_body_processes(server)) == 2
+
+
 # ----------------------------------------------------------------------------------------------------------------- helpers
+
+
+def _body_processes(server: Server) -> list[int]:
+    """Their ids, of all that were started, as the log says."""
+    lines = map(json.loads, server.log_path.read_text("utf-8").splitlines())
+    return [line["process_id"] for line in lines if line["event"] == "body_process_started"]
 
 
 @contextmanager

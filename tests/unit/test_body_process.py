@@ -153,7 +153,7 @@ def test_a_body_of_megabytes_goes_there_and_back(process):
     assert message.made.body == (text.encode(), None)
 
 
-def test_a_process_that_ended_refuses_one_request_and_is_started_again(process):
+def test_a_request_that_ends_the_process_twice_is_refused_and_the_next_one_is_read(process):
     before = process.call(os.getpid)
     with pytest.raises(Refusal) as ended:
         process.call(os._exit, 3)
