@@ -60,7 +60,7 @@ test-faults: .venv/.dev .venv/.audit  ## power cuts, kills, failing disks (FAULT
 bench: .venv/.dev .venv/.audit  ## measure, each figure beside its limit in the same run (BENCH="http --rounds 5")
 	$(BIN)/python -m benchmarks $(BENCH)
 
-bench-peers: .venv/.dev  ## measure beside Redis, NATS, RocketMQ, Kafka and RabbitMQ, those that can be had (PEERS="redis rocketmq")
+bench-peers: .venv/.dev .venv/.audit  ## measure beside Redis, NATS, RocketMQ, Kafka and RabbitMQ, those that can be had (PEERS="redis rocketmq")
 	$(BIN)/python -m benchmarks.peers $(PEERS)
 
 openapi: .venv/.run  ## write openapi/openapi.json anew

@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks import bench
 from benchmarks.generator import NotOffered
 from benchmarks.latency import LATENCIES, Latency
+from benchmarks.pictures import draw_floors
 from benchmarks.report import Column, markdown_table, number, replace_figures, show_table
 from benchmarks.rows import ROWS, THREAD_GROUPS, Measured, Round, Row, summary
 
@@ -46,7 +47,9 @@ def run(options: Options, machine: str) -> None:
     if options.page:
         parts = [markdown_table(_COLUMNS, _cells(results)), f"{caption}."]
         parts += [markdown_table(_LATENCY_COLUMNS, latencies)] if latencies else []
-        replace_figures(options.page, machine, parts)
+        picture = options.page.with_suffix(".svg")
+        draw_floors(picture, results.rows)
+        replace_figures(options.page, machine, [f"![the same figures as bars]({picture.name})", *parts])
     if options.json_path:
         options.json_path.write_text(json.dumps(asdict(results), indent=2) + "\n")
 

@@ -42,6 +42,7 @@ class Measured:
 
     name: str
     title: str
+    connections: int
     goal: float | None
     multiple: float
     cpu_us: Mapping[str, float]
@@ -65,6 +66,7 @@ def summary(row: Row, rounds: Sequence[Round], server_pid: int) -> Measured:
     return Measured(
         name=row.name,
         title=row.title,
+        connections=row.connections,
         goal=row.goal,
         multiple=statistics.median(one.window.cpu_us / one.floor.cpu_us for one in rounds),
         cpu_us={"all": statistics.median(one.cpu_us for one in windows), **cpu_us},

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.peers.comparison import Comparison
+from benchmarks.pictures import draw_ratios
 from benchmarks.report import Column, markdown_table, number, replace_figures, show_table
 
 _TITLES = {"single": "single send", "batch": "batch of 100", "transaction": "begin + commit", "pull": "pull of 100"}
@@ -36,7 +37,9 @@ def show(comparisons: Sequence[Comparison], absent: Mapping[str, str]) -> None:
 
 def write(page: Path, machine: str, comparisons: Sequence[Comparison], absent: Mapping[str, str]) -> None:
     """Replace the figures of a page of the documentation."""
-    parts = []
+    picture = page.with_suffix(".svg")
+    draw_ratios(picture, comparisons, _TITLES)
+    parts = [f"![the rates as bars]({picture.name})"] if comparisons else []
     for durability in ("synced", "buffered"):
         if rows := _rows(comparisons, durability):
             parts += [f"**{durability.capitalize()}**", markdown_table(_COLUMNS, rows)]

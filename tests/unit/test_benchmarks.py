@@ -6,6 +6,7 @@ from benchmarks.cpu import ThreadTime, between, by_group, process_tree, running,
 from benchmarks.generator import Window, parse_wrk
 from benchmarks.peers.comparison import Comparison, Side, best
 from benchmarks.peers.table import write
+from benchmarks.pictures import draw_floors
 from benchmarks.report import BEGIN, END, REPOSITORY, replace_figures
 from benchmarks.rows import Round, Row, summary, thread_group
 
@@ -186,3 +187,25 @@ def test_the_page_of_peers_gets_new_figures_between_its_marks_and_keeps_the_rest
     )
     assert "Other is absent: needs other." in text
     assert text.index("**Synced**") < text.index("**Buffered**")
+
+
+def test_the_page_of_peers_shows_a_picture_of_both_durabilities(tmp_path):
+    page = tmp_path / "peers.md"
+    page.write_text(f"{BEGIN}\n{END}\n")
+
+    write(page, "a machine", [compared(), compared(peer="Rival", durability="buffered", goal=None)], {})
+
+    assert "![the rates as bars](peers.svg)" in page.read_text()
+    drawn = (tmp_path / "peers.svg").read_text()
+    assert all(label in drawn for label in ("single send: Peer", "single send: Rival", ", synced", ", buffered"))
+
+
+def test_a_picture_has_a_bar_for_each_row_with_its_figure(tmp_path):
+    rounds = [Round(window(loop=0.01), window(loop=0.042))]
+    row = Row(name="one", title="some work", connections=8, command={}, goal=4.0)
+
+    draw_floors(tmp_path / "floors.svg", [summary(row, rounds, SERVER)])
+
+    drawn = (tmp_path / "floors.svg").read_text()
+    assert "some work (8)" in drawn
+    assert "4.2" in drawn
