@@ -58,9 +58,11 @@ _SCOPES = ("send", "receive", "transact", "operate", "audit", "admin")
 
 @operation("GET", "/v1/admin/disk", "getDisk", tag="admin", answers={200: Disk}, problems=["not_supported_by_engine"])
 async def get_disk(services: Services, _: Call) -> Reply:
-    """How full is the disk? Above `clean_above` what has expired goes at any hour, above `refuse_above` nothing new is taken.
+    """Get disk usage.
 
-    `writable` says whether new messages are taken, `projected_full_at` when they will not be if it goes on like this.
+    Above `clean_above` expired segments are deleted at any hour; above `refuse_above` new messages
+    are rejected. `writable` says whether new messages are accepted, and `projected_full_at` when
+    that ends at the present rate.
     """
     if not isinstance(services.store, Retention):
         raise NotSupportedByEngine("the engine has no disk of its own")
@@ -83,13 +85,13 @@ async def get_disk(services: Services, _: Call) -> Reply:
 
 @operation("GET", "/v1/admin/loops", "listLoops", tag="admin", answers={200: LoopList})
 async def list_loops(services: Services, _: Call) -> Reply:
-    """List the loops of the service: when each ran, how far behind it is, what went wrong."""
+    """List the background loops: last run, lag and errors."""
     return reply(200, LoopList(items=[_view(report) for report in services.loops.reports()]))
 
 
 @operation("GET", "/v1/admin/store", "getStore", tag="admin", answers={200: Store})
 async def get_store(services: Services, _: Call) -> Reply:
-    """Look at the store in numbers."""
+    """Get metrics of the store."""
     if not isinstance(services.store, Status):
         raise NotSupportedByEngine("the engine does not say how it is in numbers")
     status = services.store.status()
@@ -128,7 +130,7 @@ async def get_store(services: Services, _: Call) -> Reply:
     problems=["storage_failed", "not_supported_by_engine"],
 )
 async def flush_store(services: Services, _: Call) -> Reply:
-    """Put everything that is stored by now on disk, and wait for it."""
+    """Sync everything stored so far to disk. The response is sent when it is on disk."""
     begun_ms = services.clock.monotonic_ms()
     synced_offset = await _synced_position(services).flush()
     return reply(200, Flushed(synced_offset=synced_offset, took_ms=services.clock.monotonic_ms() - begun_ms))
@@ -138,7 +140,7 @@ async def flush_store(services: Services, _: Call) -> Reply:
     "POST", "/v1/admin/store/verify", "verifyStore", tag="admin", answers={202: Task}, problems=["not_supported_by_engine"]
 )
 async def verify_store(services: Services, _: Call) -> Reply:
-    """Verify every file of the store, as a task. A second request while it runs is answered with the same task."""
+    """Verify every file of the store, as a task. While the task runs, another request returns the same task."""
     store = services.store
     if not isinstance(store, Verifiable):
         raise NotSupportedByEngine("the engine has no files that could be verified")
@@ -170,9 +172,10 @@ async def verify_store(services: Services, _: Call) -> Reply:
     problems=["not_supported_by_engine"],
 )
 async def run_retention(services: Services, _: Call, given: RetentionInput) -> Reply:
-    """Drop every segment that has expired, at any hour, as a task; what has not expired stays. `dry_run` lists the segments.
+    """Delete every expired segment now, as a task.
 
-    Undecided transactions and scheduled messages in them are stored again before, as in the hours of deletion.
+    Unexpired segments stay. `dry_run` lists the expired ones. Undecided transactions and scheduled
+    messages in them are stored again first, as in scheduled runs.
     """
     store = services.store
     if not isinstance(store, Retention):
@@ -207,7 +210,10 @@ async def run_retention(services: Services, _: Call, given: RetentionInput) -> R
     problems=["not_supported_by_engine"],
 )
 async def get_recovery_report(services: Services, _: Call) -> Reply:
-    """See what the last start found: was the stop before in order, what was cut, how long it took."""
+    """Get the recovery report of the last start.
+
+    Whether the last stop was clean, how much was cut, and how long it took.
+    """
     if not isinstance(services.store, Recovery):
         raise NotSupportedByEngine("the engine does not say what its start found")
     store = services.store
@@ -217,7 +223,7 @@ async def get_recovery_report(services: Services, _: Call) -> Reply:
 
 @operation("GET", "/v1/admin/config", "getConfig", tag="admin", answers={200: Config})
 async def get_config(services: Services, _: Call) -> Reply:
-    """Look at the settings that are in force, without secrets."""
+    """Get the effective settings, without secrets."""
     return reply(200, Config(settings=dict(services.settings_in_force)))
 
 
@@ -238,7 +244,11 @@ def _start(report: RecoveryReport) -> dict[str, Any]:
     problems=["storage_failed", "too_many_waiting", "not_supported_by_engine"],
 )
 async def get_durability(services: Services, call: Call, query: DurabilityQuery) -> Reply:
-    """Is a message on disk? With `wait_ms` the answer waits until it is; a buffered receipt becomes a synced one so."""
+    """Get how far the log is synced to disk.
+
+    With `wait_ms` the response waits until the given offset is synced, so that a buffered message
+    becomes a synced one.
+    """
     store = _synced_position(services)
     stored_end = store.stored_offset()
     offset = stored_end - 1 if query.offset is UNSET else query.offset
@@ -252,14 +262,14 @@ async def get_durability(services: Services, call: Call, query: DurabilityQuery)
 
 @operation("GET", "/v1/whoami", "getWhoami", tag="admin", answers={200: Whoami})
 async def get_whoami(services: Services, _: Call) -> Reply:
-    """Who am I, and what may I do?"""
+    """Get the identity and permissions of the caller."""
     # Until there are scopes, every key may do everything, and so may every client where there are no keys.
     return reply(200, Whoami(authenticated=services.has_keys, namespace="default", scopes=list(_SCOPES)))
 
 
 @operation("GET", "/v1/version", "getVersion", tag="admin", answers={200: Version})
 async def get_version(_services: Services, _: Call) -> Reply:
-    """See which release is running."""
+    """Get the version of the service."""
     return reply(200, Version(name="EscrowMQ", version=version("escrowmq"), api_version="v1"))
 
 

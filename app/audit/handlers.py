@@ -56,11 +56,10 @@ _CSV = "verdict transaction_id producer_group flags log_offset bytes reason reco
     problems=["reserved_topic", "idempotency_key_reused", "not_supported_by_engine", "overloaded", "storage_full"],
 )
 async def create(services: Services, call: Call, given: AuditReportInput) -> Reply:
-    """Ask for a report: what became of every transaction, and what else the log can tell (`checks`).
+    """Create an audit report: the outcome of every transaction, and further `checks` of the log.
 
-    It is made by a process beside the service, one at a time.
-
-    501 where Spark is not installed. A service that ends begins it anew at its next start.
+    It is made by a process beside the service, one report at a time. 501 if Spark is not installed.
+    If the service stops meanwhile, the report is made after the next start.
     """
     key, fingerprint = call.idempotency_key, await call.fingerprint()
     begun_from_ms, begun_to_ms = _time(given.from_, "/from"), _time(given.to, "/to")
@@ -97,7 +96,7 @@ async def create(services: Services, call: Call, given: AuditReportInput) -> Rep
     problems=["invalid_page_token"],
 )
 async def list_(services: Services, _: Call, query: ListAuditReportsQuery) -> Reply:
-    """List reports, without what they say."""
+    """List audit reports without their content."""
     states = _states(query.state or ",".join(_STATES))
     after = "" if query.page_token is UNSET else pages.decode_token("reports", query.page_token)
     wanted = [report for report in services.reports if report.report_id > after and report.state in states]
@@ -117,7 +116,7 @@ async def list_(services: Services, _: Call, query: ListAuditReportsQuery) -> Re
     problems=_OF_A_REPORT,
 )
 async def get(services: Services, _: Call, report_id: str) -> Reply:
-    """Look at a report. Done, it holds all that `escrowmq audit run --json` writes."""
+    """Get an audit report. A finished report has everything that `escrowmq audit run --json` writes."""
     report = services.reports.get(report_id)
     view = _view(services, report)
     if report.state != DONE:
@@ -135,7 +134,7 @@ async def get(services: Services, _: Call, report_id: str) -> Reply:
     problems=[*_OF_A_REPORT, "storage_full"],
 )
 async def drop(services: Services, _: Call, report_id: str) -> Reply:
-    """Drop a report; one that is being made is ended."""
+    """Delete an audit report. If it is in progress, its process is ended."""
     await services.reports.drop(services.reports.get(report_id))
     return NO_CONTENT
 
@@ -150,7 +149,7 @@ async def drop(services: Services, _: Call, report_id: str) -> Reply:
     problems=[*_OF_A_REPORT, "invalid_page_token"],
 )
 async def list_findings(services: Services, _: Call, report_id: str, query: ListAuditFindingsQuery) -> Reply:
-    """List what a report has found, with the records that prove it."""
+    """List the findings of a report, with the records that prove them."""
     report = services.reports.get(report_id)
     begin = 0 if query.page_token is UNSET else pages.decode_number_token("findings", query.page_token)
     verdict = None if query.verdict is UNSET else query.verdict
@@ -168,7 +167,7 @@ async def list_findings(services: Services, _: Call, report_id: str, query: List
     problems=_OF_A_REPORT,
 )
 async def download(services: Services, _: Call, report_id: str, query: DownloadQuery) -> Reply | FileReply:
-    """Download a report as a file."""
+    """Download an audit report as a file."""
     wanted = query.format
     report = services.reports.get(report_id)
     if wanted == "csv":

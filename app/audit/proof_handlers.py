@@ -33,7 +33,10 @@ _MOST_FINALS = 64  # of one message
     problems=["transaction_not_found", "record_corrupt", "overloaded", "not_supported_by_engine"],
 )
 async def get_proof(services: Services, _: Call, transaction_id: str) -> Reply:
-    """Prove what became of one transaction: the verdict, and every record in the log that bears on it. It needs no Spark."""
+    """Prove the outcome of a transaction: the verdict and every record in the log that it rests on.
+
+    It needs no Spark.
+    """
     if not isinstance(services.store, KeyLookup):
         raise NotSupportedByEngine("this engine cannot look messages up")
     evidence = await _evidence(services, services.store, transaction_id)
@@ -66,7 +69,7 @@ async def get_proof(services: Services, _: Call, transaction_id: str) -> Reply:
     problems=["invalid_page_token", "not_supported_by_engine"],
 )
 async def list_segments(services: Services, _: Call, query: ListAuditSegmentsQuery) -> Reply:
-    """List the files of the log."""
+    """List the segments of the log."""
     if not isinstance(services.store, SegmentListing):
         raise NotSupportedByEngine("the log of this engine does not lie in files of ours")
     after = -1 if query.page_token is UNSET else pages.decode_number_token("segments", query.page_token)

@@ -52,7 +52,7 @@ _EXPIRED: Problem = document(as_refusal(LeaseExpired()))
     problems=["unsupported_combination", "too_many_waiting", *_PROBLEMS],
 )
 async def receive(services: Services, call: Call, group: str, given: ReceiveInput) -> Reply:
-    """Take messages under a lease. One that is not settled in time is handed out again."""
+    """Receive messages under a lease. A message that is not settled before its lease ends is delivered again."""
     rules = services.consumer_groups.get(group).rules
     _check_text(given.worker, "/worker")
     _check_text(given.attempt_id, "/attempt_id")
@@ -93,7 +93,11 @@ async def receive(services: Services, call: Call, group: str, given: ReceiveInpu
     problems=_PROBLEMS,
 )
 async def ack(services: Services, _: Call, group: str, given: AckInput) -> Reply:
-    """Acknowledge messages. On disk when it is answered. 207: at least one lease had ended; its result says so."""
+    """Acknowledge messages.
+
+    The acknowledgement is on disk when the response is sent. 207 means that at least one entry was
+    rejected because its lease had ended.
+    """
     services.consumer_groups.get(group)
     handles = [entry.receipt_handle for entry in given.entries]
     accepted = await services.delivery.ack(group, handles)
@@ -118,7 +122,11 @@ async def ack(services: Services, _: Call, group: str, given: AckInput) -> Reply
     problems=_PROBLEMS,
 )
 async def nack(services: Services, _: Call, group: str, given: NackInput) -> Reply:
-    """Refuse messages. They are handed out again after a wait, or given up where that was their last attempt."""
+    """Reject messages.
+
+    They are delivered again after the backoff, or become dead letters if this was their last
+    attempt.
+    """
     rules = services.consumer_groups.get(group).rules
     refused = [
         Refused(
@@ -142,7 +150,7 @@ async def nack(services: Services, _: Call, group: str, given: NackInput) -> Rep
     problems=_PROBLEMS,
 )
 async def extend(services: Services, _: Call, group: str, given: ExtendInput) -> Reply:
-    """Keep messages for longer, counted from now. The handles stay the same."""
+    """Extend leases, counted from now. The receipt handles stay the same."""
     rules = services.consumer_groups.get(group).rules
     entries = given.entries
     wanted = [(one.receipt_handle, rules.lease_ms if one.lease_ms is UNSET else one.lease_ms) for one in entries]
@@ -168,7 +176,7 @@ async def extend(services: Services, _: Call, group: str, given: ExtendInput) ->
     problems=_PROBLEMS,
 )
 async def dead_letter(services: Services, _: Call, group: str, given: DeadLetterInput) -> Reply:
-    """Give messages up. They go to the group's dead letters, whatever their attempt."""
+    """Move messages to the dead letters. Whatever their number of attempts."""
     rules = services.consumer_groups.get(group).rules
     refused = [
         Refused(one.receipt_handle, None, _check_text(one.reason, f"/entries/{index}/reason"))

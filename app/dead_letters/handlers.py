@@ -30,7 +30,7 @@ _OF_A_QUERY = ("topic", "key", "tag", "reason_contains", "from_", "to")
     problems=["group_not_found", "reserved_topic", "invalid_page_token", "overloaded"],
 )
 async def list_(services: Services, call: Call, group: str, query: ListDeadLettersQuery) -> Reply:
-    """List what the group gave up."""
+    """List the dead letters of a group."""
     services.consumer_groups.get(group)
     begin = 0 if query.page_token is UNSET else pages.decode_number_token("dead_letters", query.page_token)
     max_bytes = call.share.reserve(pages.PAGE_BYTES)
@@ -56,7 +56,7 @@ async def list_(services: Services, call: Call, group: str, query: ListDeadLette
     problems=["group_not_found", "reserved_topic", "message_not_found", "overloaded"],
 )
 async def get(services: Services, call: Call, group: str, message_id: str, query: MessageQuery) -> Reply:
-    """Look at a dead letter."""
+    """Get a dead letter."""
     services.consumer_groups.get(group)
     call.share.reserve(MAX_BODY_BYTES)
     found = await services.delivery.dead_letters.find(group, message_id)
@@ -74,7 +74,7 @@ async def get(services: Services, call: Call, group: str, message_id: str, query
     problems=["group_not_found", "reserved_topic", *WRITING],
 )
 async def purge(services: Services, _: Call, group: str) -> Reply:
-    """Keep no dead letters. They leave the list; their idempotency keys count on as they did."""
+    """Delete all dead letters of a group. Their idempotency keys stay valid."""
     services.consumer_groups.get(group)
     return reply(200, PurgeResult(purged=await services.delivery.dead_letters.purge(group)))
 
@@ -92,7 +92,10 @@ async def purge(services: Services, _: Call, group: str) -> Reply:
     problems=["group_not_found", "reserved_topic", "idempotency_key_reused", *WRITING],
 )
 async def redrive(services: Services, call: Call, group: str, given: RedriveInput) -> Reply:
-    """Hand dead letters to the group once more, and to no other. A task does it, and is the answer; `dry_run` counts them."""
+    """Redeliver dead letters to the group, and to no other.
+
+    Starts a task and returns it. `dry_run` counts the messages.
+    """
     services.consumer_groups.get(group)
     wanted = _wanted(given)
     request = Redrive(

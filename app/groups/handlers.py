@@ -46,10 +46,11 @@ async def list_(services: Services, _: Call, query: PageQuery) -> Reply:
     problems=["topic_not_found", "reserved_topic", "filter_conflict", "revision_mismatch", *WRITING],
 )
 async def put(services: Services, call: Call, name: str, given: GroupInput) -> Reply:
-    """Create a consumer group or change it.
+    """Create or update a consumer group.
 
-    What is left out of the body keeps its value. A filter or the start of a topic that the group reads, and the end of a
-    subscription, need `If-Match`, else 409; with `If-Match` the body replaces all settings.
+    Omitted fields keep their value. To change the filter or the start of a topic that the group
+    reads, or to end a subscription, send `If-Match`; otherwise 409. With `If-Match` the body
+    replaces all settings.
     """
     services.consumer_groups.check_name(name)
 
@@ -78,7 +79,7 @@ async def put(services: Services, call: Call, name: str, given: GroupInput) -> R
     problems=["group_not_found", "reserved_topic"],
 )
 async def get(services: Services, _: Call, name: str) -> Reply:
-    """Look at a consumer group."""
+    """Get a consumer group."""
     return _answer(services.consumer_groups.get(name))
 
 
@@ -97,7 +98,11 @@ def _size_of(group: ConsumerGroup) -> int:
     problems=["group_not_found", "reserved_topic", "revision_mismatch", *WRITING],
 )
 async def delete(services: Services, call: Call, name: str) -> Reply:
-    """Delete a consumer group. Its leases and retries end, its offsets and dead letters are forgotten; messages stay."""
+    """Delete a consumer group.
+
+    Ends its leases and retries, and deletes its offsets and dead letters. The messages of its
+    topics stay.
+    """
     # The registry first: a group that had lost its positions would be handed everything again.
     await services.consumer_groups.delete(name, check=call.check_if_match, end=lambda: services.delivery.delete(name))
     return NO_CONTENT

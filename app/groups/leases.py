@@ -25,7 +25,7 @@ _KIND = "leases"
     problems=["group_not_found", "invalid_page_token", "reserved_topic"],
 )
 async def list_(services: Services, _: Call, group: str, query: PageQuery) -> Reply:
-    """List the messages that are lent: at which attempt, and until when. Who has one is in its trace."""
+    """List leased messages with attempt and expiry. The worker that holds a lease is in the trace of the message."""
     services.consumer_groups.get(group)
     after = None if query.page_token is UNSET else _place(pages.decode_token(_KIND, query.page_token))
     found = await services.delivery.leases(group, after=after, count=query.page_size + 1)

@@ -38,7 +38,7 @@ from storage.message import QueueId
     problems=["group_not_found", "reserved_topic"],
 )
 async def lag(services: Services, _: Call, name: str) -> Reply:
-    """See how far the group is behind: what is ready, leased, and waits for a retry."""
+    """Get the lag of a group: messages ready, leased and waiting for a retry."""
     rules = services.consumer_groups.get(name).rules
     found, waiting = await services.delivery.lag(name, rules)
     now_ms = services.clock.wall_ms()
@@ -68,7 +68,7 @@ async def lag(services: Services, _: Call, name: str) -> Reply:
     problems=["group_not_found", "topic_not_found", "reserved_topic"],
 )
 async def get_offsets(services: Services, _: Call, group: str, query: OffsetsQuery) -> Reply:
-    """Look where the group continues in each queue. Everything below is settled."""
+    """Get the offsets of a group in each queue. Every message below the offset is settled."""
     services.consumer_groups.get(group)
     topic = query.topic
     if topic is UNSET:
@@ -90,7 +90,11 @@ async def get_offsets(services: Services, _: Call, group: str, query: OffsetsQue
     problems=["topic_not_found", "queue_not_found", "offset_beyond_end", "offset_expired", "reserved_topic", *WRITING],
 )
 async def commit_offsets(services: Services, _: Call, group: str, given: OffsetsInput) -> Reply:
-    """Commit offsets of the group. It is created if need be; they are durable when answered. Leases in these queues end."""
+    """Commit offsets of a group.
+
+    Creates the group if necessary. The offsets are durable when the response is sent. Leases in
+    these queues end.
+    """
     services.consumer_groups.check_name(group)
     wanted: dict[QueueId, int] = {}
     for index, one in enumerate(given.offsets):
@@ -129,7 +133,10 @@ async def commit_offsets(services: Services, _: Call, group: str, given: Offsets
     ],
 )
 async def reset(services: Services, _: Call, group: str, given: ResetInput) -> Reply:
-    """Let the group continue elsewhere in a topic. Its leases there and the topic's waiting retries end; see `dry_run`."""
+    """Reset the offsets of a group in a topic.
+
+    Ends its leases in the topic and the retries of the topic. `dry_run` shows the effect.
+    """
     services.consumer_groups.get(group)
     topic = services.topics.get(given.topic)
     wanted = await _wanted(services, given, topic)

@@ -48,7 +48,7 @@ _WAITING = (names.HALF_TOPIC, names.TIMER_TOPIC, SCHEDULE_TOPIC)  # where a mess
     ],
 )
 async def query(services: Services, call: Call, query: QueryMessagesQuery) -> Reply:
-    """Find the messages of a key. Newest first; a key matches as a whole."""
+    """Find messages by key. Newest first. A key matches only as a whole."""
     topic = services.topics.get(query.topic)
     token = query.page_token
     max_bytes = call.share.reserve(pages.PAGE_BYTES)
@@ -82,7 +82,11 @@ async def query(services: Services, call: Call, query: QueryMessagesQuery) -> Re
     problems=_FIND_PROBLEMS,
 )
 async def get(services: Services, call: Call, message_id: str, query: MessageQuery) -> Reply:
-    """Look at a message. One that waits for its time is shown with its schedule; a half message is not, before its commit."""
+    """Get a message.
+
+    A message that waits for its delivery time is returned with its schedule. A half message is not
+    found before its commit.
+    """
     call.share.reserve(MAX_BODY_BYTES)
     message, schedule = await _stored_or_waiting(services, message_id)
     if schedule is None:
@@ -108,7 +112,10 @@ async def get(services: Services, call: Call, message_id: str, query: MessageQue
     problems=[*_FIND_PROBLEMS, "range_not_satisfiable"],
 )
 async def get_payload(services: Services, call: Call, message_id: str) -> Reply:
-    """Get a message's body as it was sent. More than one range, or no range at all, is passed over: the whole body comes."""
+    """Get the body of a message as it was sent.
+
+    A request for several ranges, or for something other than a byte range, gets the whole body.
+    """
     call.share.reserve(MAX_BODY_BYTES)
     message, _ = await _stored_or_waiting(services, message_id)
     body = message.body
@@ -137,7 +144,7 @@ async def get_payload(services: Services, call: Call, message_id: str) -> Reply:
     "GET", "/v1/messages/{message_id}/trace", "getMessageTrace", tag="messages", answers={200: Trace}, problems=_FIND_PROBLEMS
 )
 async def trace(services: Services, _: Call, message_id: str) -> Reply:
-    """See what happened to a message."""
+    """Get the history of a message."""
     message = await _find(services, message_id)
     at = codec.rfc3339(message.stored_at_ms)
     log_offset = UNSET if message.log_offset is None else message.log_offset

@@ -106,7 +106,7 @@ def limit_raw(services: Services, topic_name: str) -> RequestLimit:
     limit=limit,
 )
 async def send(services: Services, call: Call, topic_name: str, given: MessageInput) -> Reply:
-    """Send one message. 202: it is stored, but the sync that was asked for takes longer than the limit."""
+    """Send a message. 202 means that the message is stored, but the requested sync takes longer than the limit."""
     topic = services.topics.to_use(topic_name)
     return await _send_one(services, call, topic, given, raw_body=None)
 
@@ -193,7 +193,10 @@ async def send_batch(services: Services, call: Call, topic_name: str, given: Bat
     limit=limit_raw,
 )
 async def send_raw(services: Services, call: Call, topic_name: str) -> Reply:
-    """Send the request's body as it is. It may be of any type; `Message-Property-<name>` headers are properties."""
+    """Send the request body as a message.
+
+    The body may be of any media type. `Message-Property-<name>` headers become properties.
+    """
     topic = services.topics.to_use(topic_name)
     try:
         return await _send_one(services, call, topic, _from_headers(call.headers), raw_body=call.body)

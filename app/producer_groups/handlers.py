@@ -50,7 +50,10 @@ _CONCURRENCY = 4
     problems=["check_conflict", "reserved_topic", "revision_mismatch", "check_url_refused", "storage_full"],
 )
 async def put(services: Services, call: Call, name: str, given: ProducerGroupInput) -> Reply:
-    """Create a producer group or change it. With `webhook` the first answer holds the secret that checks are signed with."""
+    """Create or update a producer group.
+
+    With `webhook`, the first response holds the secret that checks are signed with.
+    """
     services.producer_groups.check_name(name)
     if given.check_url is not UNSET:
         await services.webhooks.check_url(given.check_url)
@@ -76,7 +79,7 @@ async def put(services: Services, call: Call, name: str, given: ProducerGroupInp
     problems=["producer_group_not_found", "reserved_topic"],
 )
 async def get(services: Services, _: Call, name: str) -> Reply:
-    """Look at a producer group."""
+    """Get a producer group."""
     return _answer_with(services, services.producer_groups.get(name))
 
 
@@ -94,7 +97,7 @@ async def get(services: Services, _: Call, name: str) -> Reply:
     problems=["producer_group_not_found", "reserved_topic", "revision_mismatch", "unsupported_combination", "storage_full"],
 )
 async def rotate_secret(services: Services, call: Call, name: str, _given: RotateSecretInput) -> Reply:
-    """Replace the secret that checks are signed with. The answer holds the new one; for a day checks are signed with both."""
+    """Rotate the signing secret of checks. Returns the new secret. For one day checks are signed with both."""
     services.producer_groups.check_name(name)
     overlap_ms = services.webhooks.options.secret_overlap_ms
     group = await services.producer_groups.rotate_secret(name, overlap_ms=overlap_ms, check=call.check_if_match)
@@ -115,7 +118,11 @@ async def rotate_secret(services: Services, call: Call, name: str, _given: Rotat
     problems=["producer_group_not_found", "reserved_topic", "unsupported_combination", "too_many_waiting"],
 )
 async def try_endpoint(services: Services, call: Call, name: str, _given: CheckTestInput) -> Reply:
-    """Ask a producer's endpoint about made-up transactions. Each case says what a safe endpoint does; nothing is written."""
+    """Test the check endpoint of a producer.
+
+    Sends checks of transactions that do not exist. Each case says how a safe endpoint responds.
+    Nothing is stored.
+    """
     group = services.producer_groups.get(name)
     if group.webhook is None:
         raise Refusal("unsupported_combination", f"producer group {name} has check_mode poll: it has no endpoint to test")
@@ -148,7 +155,10 @@ async def try_endpoint(services: Services, call: Call, name: str, _given: CheckT
     problems=["reserved_topic", "too_many_waiting", *WRITING],
 )
 async def receive_checks(services: Services, call: Call, name: str, given: ReceiveChecksInput) -> Reply:
-    """Take checks to answer, under a lease. One that is not answered in time comes again under the same id."""
+    """Receive checks to answer, under a lease.
+
+    A check that is not answered before its lease ends comes again with the same id.
+    """
     services.producer_groups.check_name(name)
     await services.producer_groups.get_or_create(name)
     receive = services.transactions.receive_checks
@@ -171,7 +181,7 @@ async def receive_checks(services: Services, call: Call, name: str, given: Recei
     problems=["producer_group_not_found", "reserved_topic"],
 )
 async def answer_checks(services: Services, _: Call, name: str, given: AnswersInput) -> Reply:
-    """Answer checks. 207: at least one of the answers was refused; its result says why."""
+    """Answer checks. 207 means that at least one answer was rejected; its result has the reason."""
     services.producer_groups.check_name(name)
     for index, answer in enumerate(given.answers):
         if answer.evidence is not UNSET and len(codec.encode(answer.evidence)) > _MAX_EVIDENCE_BYTES:

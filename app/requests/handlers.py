@@ -60,7 +60,7 @@ _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,9})\"?(?:$|[,;\s])", re.IGN
     limit=limit,
 )
 async def ask(services: Services, call: Call, topic_name: str, given: RequestInput) -> Answer:
-    """Send a message that is to be replied to. 202: there is no reply yet; GET it where Location says, from anywhere."""
+    """Send a message that expects a reply. 202 means that there is no reply yet; get it later from the Location."""
     topic = services.topics.to_use(topic_name)
     wait_ms = _wait_ms(call, given.wait_ms)
     key = call.idempotency_key
@@ -104,7 +104,7 @@ async def ask(services: Services, call: Call, topic_name: str, given: RequestInp
     problems=(*_KEPT, "too_many_waiting"),
 )
 async def get(services: Services, call: Call, request_id: str, query: RequestQuery) -> Answer:
-    """Look at a request and its reply. With `wait_ms` the answer waits until it is closed."""
+    """Get a request and its reply. With `wait_ms` the response waits until the request is closed."""
     request = await _wait_until_closed(services, call, request_id, _wait_ms(call, query.wait_ms))
     return reply(200, await _view(services, request, query.payload))
 
@@ -118,7 +118,7 @@ async def get(services: Services, call: Call, request_id: str, query: RequestQue
     problems=(*_KEPT, "request_closed", *WRITING),
 )
 async def cancel(services: Services, _: Call, request_id: str) -> Answer:
-    """Cancel a request. Its message is not handed out any more, and a reply to it is refused."""
+    """Cancel a request. Its message is no longer delivered, and a reply to it is rejected."""
     return reply(200, await _view(services, await services.requests.cancel(request_id), "auto"))
 
 
@@ -135,7 +135,7 @@ async def cancel(services: Services, _: Call, request_id: str) -> Answer:
     problems=(*_KEPT, "request_closed", "idempotency_key_reused", "message_too_large", *WRITING),
 )
 async def answer(services: Services, call: Call, request_id: str, given: ReplyInput) -> Answer:
-    """Reply to a request, and acknowledge its message in the same step. A late reply is kept and marked."""
+    """Reply to a request, and acknowledge its message in the same step. A late reply is kept and marked as late."""
     request = await services.requests.get(request_id)
     body, content_type, own = await call.work(lambda: build_reply(given, limit_bytes=_limit_bytes(services, request)))
     outcome = await services.requests.reply(

@@ -56,7 +56,10 @@ def limit(*_: object) -> RequestLimit:
     limit=limit,
 )
 async def create(services: Services, call: Call, given: CronInput) -> Reply:
-    """Send a message whenever a cron line says so. With `dry_run` the answer is 200 and only says when that would be."""
+    """Create a cron schedule that sends a message.
+
+    With `dry_run` nothing is created, and 200 returns the next times.
+    """
     key, fingerprint = call.idempotency_key, await call.fingerprint()
     now_ms = services.clock.wall_ms()
     known = services.topics.get(given.topic) if services.topics.knows(given.topic) else None

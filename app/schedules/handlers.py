@@ -42,7 +42,7 @@ _STATES = frozenset([*ScheduleState, *CronState])
     problems=["invalid_page_token", "reserved_topic"],
 )
 async def list_(services: Services, _: Call, query: ListSchedulesQuery) -> Reply:
-    """List schedules. Those that wait, unless `state` asks for others."""
+    """List schedules. Only those that are waiting, unless `state` asks for others."""
     # First the schedules of kind cron, by their ids, then the messages, by their times.
     states = _states(query.state)
     topic = None if query.topic is UNSET else query.topic
@@ -84,7 +84,7 @@ async def list_(services: Services, _: Call, query: ListSchedulesQuery) -> Reply
     problems=["schedule_not_found"],
 )
 async def get(services: Services, _: Call, schedule_id: str) -> Reply:
-    """Look at a schedule."""
+    """Get a schedule."""
     cron = services.cron.table.get(schedule_id)
     if cron is not None:
         return await cron_handlers.get(services, cron)
@@ -101,7 +101,7 @@ async def get(services: Services, _: Call, schedule_id: str) -> Reply:
     problems=["schedule_not_found", "unsupported_combination"],
 )
 async def list_occurrences(services: Services, _: Call, schedule_id: str, query: ListOccurrencesQuery) -> Reply:
-    """Say when a cron schedule fires next."""
+    """List the next times of a cron schedule."""
     cron = services.cron.table.get(schedule_id)
     if cron is None:
         await services.schedules.get(schedule_id)
@@ -133,7 +133,7 @@ async def list_occurrences(services: Services, _: Call, schedule_id: str, query:
     limit=cron_handlers.limit,
 )
 async def change(services: Services, call: Call, schedule_id: str, given: RescheduleInput) -> Reply:
-    """Move a message to another time, or change a cron schedule. The change is durable when it is answered."""
+    """Change the time of a delayed message, or a cron schedule. The change is durable when the response is sent."""
     cron = services.cron.table.get(schedule_id)
     if cron is not None:
         return await cron_handlers.change(services, call, cron, given)
@@ -162,7 +162,11 @@ async def change(services: Services, call: Call, schedule_id: str, given: Resche
     problems=["schedule_not_found", "already_delivered", "revision_mismatch", *WRITING],
 )
 async def cancel(services: Services, call: Call, schedule_id: str) -> Reply:
-    """Cancel a message: nobody will see it; or stop a cron schedule. Durable when it is answered; again changes nothing."""
+    """Cancel a delayed message or a cron schedule.
+
+    A cancelled message is never delivered. The change is durable when the response is sent;
+    repeating it changes nothing.
+    """
     cron = services.cron.table.get(schedule_id)
     if cron is not None:
         return await cron_handlers.cancel(services, call, cron)

@@ -23,7 +23,7 @@ from delivery import tasks as delivery
     problems=["invalid_page_token", "reserved_topic"],
 )
 async def list_(services: Services, _: Call, query: ListTasksQuery) -> Reply:
-    """List tasks. Of those that have ended the last 1,000 are known."""
+    """List tasks. Includes the last 1,000 that have ended."""
     states = _states(query.state or ",".join(delivery.TaskState))
     if query.group is not UNSET:
         check_name(query.group, what="group", pointer="/query/group")
@@ -42,7 +42,7 @@ async def list_(services: Services, _: Call, query: ListTasksQuery) -> Reply:
 
 @operation("GET", "/v1/tasks/{task_id}", "getTask", tag="tasks", answers={200: Task}, problems=["task_not_found"])
 async def get(services: Services, _: Call, task_id: str) -> Reply:
-    """Look at a task."""
+    """Get a task."""
     own = services.store_tasks.get(task_id)
     if own is not None:
         return reply(200, view_own(own))
@@ -53,7 +53,7 @@ async def get(services: Services, _: Call, task_id: str) -> Reply:
     "DELETE", "/v1/tasks/{task_id}", "cancelTask", tag="tasks", answers={200: Task}, problems=["task_not_found", *WRITING]
 )
 async def cancel(services: Services, _: Call, task_id: str) -> Reply:
-    """Cancel a task. What it has done stays done; one that has ended stays as it is."""
+    """Cancel a task. Keeps what it has done. A task that has ended does not change."""
     own = services.store_tasks.get(task_id)
     if own is not None:
         await services.store_tasks.cancel(own)

@@ -37,7 +37,7 @@ from storage.message import Appended, Message, QueueId
     "GET", "/v1/topics", "listTopics", tag="topics", query=PageQuery, answers={200: TopicPage}, problems=["invalid_page_token"]
 )
 async def list_(services: Services, _: Call, query: PageQuery) -> Reply:
-    """List the topics, by name."""
+    """List topics by name."""
     after = "" if query.page_token is UNSET else pages.decode_token("topics", query.page_token)
     found = [topic for topic in services.topics.all() if topic.name > after]
     count = pages.fitting(found, query.page_size, _size_of)
@@ -69,7 +69,11 @@ async def list_(services: Services, _: Call, query: PageQuery) -> Reply:
     problems=["topic_exists", "reserved_topic", "idempotency_in_progress", "idempotency_key_reused", *WRITING],
 )
 async def create(services: Services, call: Call, given: TopicInput) -> Reply:
-    """Create a topic. The same call again answers 200; with other settings 409, whose `errors[]` names each."""
+    """Create a topic.
+
+    An identical request returns 200 if the topic exists with these settings. Other settings are
+    409, with each difference in `errors[]`.
+    """
     key = call.idempotency_key
     request = None if key is None else KeyedRequest("createTopic", key, await call.fingerprint())
     before = None if request is None else await services.sent_keys.sent_before(request, window_ms=registry.DAY_MS)
@@ -113,7 +117,11 @@ def _created(topic: registry.Topic, status: int, headers: dict[str, str]) -> Rep
     problems=["topic_exists", "reserved_topic", *WRITING],
 )
 async def put(services: Services, _: Call, topic_name: str, given: TopicDefinition) -> Reply:
-    """Create a topic if it does not exist. An equal one answers 200; other settings are 409, PATCH changes them."""
+    """Create a topic if it does not exist.
+
+    Returns 200 if it exists with these settings, and 409 if its settings differ. To change them,
+    use PATCH.
+    """
     registry.check_name(topic_name)
     settings = _settings(services, topic_name, given)
     topic, is_new = await services.topics.create(settings)
@@ -130,7 +138,7 @@ async def put(services: Services, _: Call, topic_name: str, given: TopicDefiniti
     problems=["topic_not_found", "reserved_topic"],
 )
 async def get(services: Services, _: Call, topic_name: str) -> Reply:
-    """Look at a topic's settings."""
+    """Get the settings of a topic."""
     topic = services.topics.get(topic_name)
     return reply(200, _view(topic), {"ETag": f'"{topic.revision}"'})
 
@@ -148,7 +156,10 @@ async def get(services: Services, _: Call, topic_name: str) -> Reply:
     problems=["topic_not_found", "reserved_topic", "revision_mismatch", *WRITING],
 )
 async def update(services: Services, call: Call, topic_name: str, given: TopicChanges) -> Reply:
-    """Change a topic's settings; what is left out stays. With more queues an ordering key may come to another one."""
+    """Change settings of a topic.
+
+    Omitted fields keep their value. With more queues, an ordering key may map to another queue.
+    """
     known = services.topics.get(topic_name)
     if given.queues is not UNSET:
         added = [QueueId(topic_name, number) for number in range(known.settings.queues, given.queues)]
@@ -176,8 +187,9 @@ async def update(services: Services, call: Call, topic_name: str, given: TopicCh
 async def delete(services: Services, call: Call, topic_name: str, query: DeleteTopicQuery) -> Reply:
     """Delete a topic and its messages.
 
-    409 while groups, open transactions or schedules name it, unless `force=true`. A topic created under the name again goes on
-    at its queue offsets. With `dry_run=true` nothing changes, and 200 has the numbers.
+    409 while groups, open transactions or schedules refer to it, unless `force=true`. A topic that
+    is created again under this name continues with the next queue offsets. With `dry_run=true`
+    nothing changes, and 200 returns the numbers.
     """
     if query.dry_run:
         topic = services.topics.get(topic_name)
@@ -200,7 +212,7 @@ async def delete(services: Services, call: Call, topic_name: str, query: DeleteT
     problems=["topic_not_found", "reserved_topic"],
 )
 async def stats(services: Services, _: Call, topic_name: str) -> Reply:
-    """See how much a topic holds, and who reads it."""
+    """Get the size of a topic and the groups that read it."""
     topic = services.topics.get(topic_name)
     bounds = [await services.store.offsets(queue) for queue in await services.store.queues(topic.name)]
     groups = [
@@ -232,7 +244,7 @@ def _size_of(topic: registry.Topic) -> int:
     problems=["topic_not_found", "reserved_topic"],
 )
 async def list_queues(services: Services, _: Call, topic_name: str) -> Reply:
-    """List the queues of a topic. Each with the offsets that can be read."""
+    """List the queues of a topic. Each with its range of readable offsets."""
     topic = services.topics.get(topic_name)
     items = []
     for queue in await services.store.queues(topic.name):
@@ -251,7 +263,7 @@ async def list_queues(services: Services, _: Call, topic_name: str) -> Reply:
     problems=["topic_not_found", "queue_not_found", "reserved_topic"],
 )
 async def search_offset(services: Services, _: Call, topic_name: str, queue_id: int, query: OffsetQuery) -> Reply:
-    """Find the first message stored at a moment or later."""
+    """Find the first message stored at or after a time."""
     topic = services.topics.get(topic_name)
     queue = topic.queue(queue_id)
     at_ms = codec.parse_time(query.at, "/query/at")

@@ -84,7 +84,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
     ],
 )
 async def begin(services: Services, call: Call, given: BeginInput) -> Reply:
-    """Begin a transaction. Its messages are stored, and seen by nobody before it commits."""
+    """Begin a transaction. Stores its messages. No consumer sees them before the commit."""
     key = call.idempotency_key
     if given.transaction_id is not UNSET and not names.is_valid_name(given.transaction_id):
         detail = "a transaction id is 1 to 127 letters, digits, '_', '-' or '.', with no leading dot"
@@ -136,7 +136,7 @@ async def begin(services: Services, call: Call, given: BeginInput) -> Reply:
     problems=["invalid_page_token"],
 )
 async def list_(services: Services, _: Call, query: ListTransactionsQuery) -> Reply:
-    """List transactions. They come in the order in which they were begun."""
+    """List transactions. In the order in which they were begun."""
     states = _states(query.state)
     now_ms = services.clock.wall_ms()
     begun_before_ms = now_ms - query.older_than_ms
@@ -163,7 +163,11 @@ async def list_(services: Services, _: Call, query: ListTransactionsQuery) -> Re
     problems=["transaction_not_found", "transaction_expired", "too_many_waiting", "record_corrupt", "not_supported_by_engine"],
 )
 async def get(services: Services, call: Call, transaction_id: str, query: GetTransactionQuery) -> Reply:
-    """Look at a transaction. With `wait_ms` the answer waits until it is decided or held, `as_of` tells how it stood."""
+    """Get a transaction.
+
+    With `wait_ms` the response waits until the transaction is decided or held. `as_of` returns its
+    state at an earlier time.
+    """
     if query.as_of is not UNSET:
         return reply(200, transaction_view(await _as_of(services, transaction_id, query.as_of, query.wait_ms)))
     wait_ms = query.wait_ms
@@ -182,7 +186,7 @@ async def get(services: Services, call: Call, transaction_id: str, query: GetTra
     problems=["transaction_not_found", "transaction_expired", "record_corrupt", "not_supported_by_engine"],
 )
 async def history(services: Services, _: Call, transaction_id: str) -> Reply:
-    """What happened to a transaction. As the log tells it, oldest first."""
+    """Get the history of a transaction. All events that the log holds, oldest first."""
     events = await services.transactions.history(transaction_id)
     return reply(200, TransactionHistory(items=[_event_view(event) for event in events]))
 
@@ -196,7 +200,7 @@ async def history(services: Services, _: Call, transaction_id: str) -> Reply:
     problems=["transaction_not_found", "transaction_expired", "record_corrupt"],
 )
 async def explain(services: Services, _: Call, transaction_id: str) -> Reply:
-    """A transaction in words. How it stands, why, and what comes next."""
+    """Explain a transaction in words. Its state, the reason for it, and the next step."""
     transactions = services.transactions
     transaction = await transactions.get(transaction_id)
     events: list[Event] = []
@@ -226,7 +230,7 @@ async def explain(services: Services, _: Call, transaction_id: str) -> Reply:
     problems=_DECIDING,
 )
 async def commit(services: Services, _: Call, transaction_id: str, _given: NothingInput) -> Reply:
-    """Commit. When this is answered, consumers can see the messages. The first decision wins."""
+    """Commit a transaction. Consumers can see the messages when the response is sent. The first decision wins."""
     return await _decide(services, transaction_id, TxnState.COMMITTED, Resolver.PRODUCER, None)
 
 
@@ -242,7 +246,7 @@ async def commit(services: Services, _: Call, transaction_id: str, _given: Nothi
     problems=_DECIDING,
 )
 async def rollback(services: Services, _: Call, transaction_id: str, given: RollbackInput) -> Reply:
-    """Roll back. Nobody will ever see the messages. The first decision wins."""
+    """Roll back a transaction. Its messages are never delivered. The first decision wins."""
     reason = _reason(given.reason)
     return await _decide(services, transaction_id, TxnState.ROLLED_BACK, Resolver.PRODUCER, reason)
 
@@ -259,7 +263,10 @@ async def rollback(services: Services, _: Call, transaction_id: str, given: Roll
     problems=[*_DECIDING, "unsupported_combination"],
 )
 async def check(services: Services, call: Call, transaction_id: str, given: CheckNowInput) -> Reply:
-    """Ask the producer now. What it answers counts as if it had been asked in turn, unless it is a dry run."""
+    """Check a transaction with its producer now.
+
+    The answer counts like that of a scheduled check, unless this is a dry run.
+    """
     dry_run = given.dry_run
     transaction = await services.transactions.get(transaction_id)
     if transaction.state.is_decided:
@@ -303,7 +310,7 @@ async def check(services: Services, call: Call, transaction_id: str, given: Chec
     problems=_DECIDING,
 )
 async def resolve(services: Services, _: Call, transaction_id: str, given: ResolveInput) -> Reply:
-    """Decide as an operator. It may be a held transaction or any other that is open."""
+    """Decide a transaction as an operator. It may be held or open."""
     state = TxnState.COMMITTED if given.decision == "commit" else TxnState.ROLLED_BACK
     return await _decide(services, transaction_id, state, Resolver.OPERATOR, _reason(given.reason))
 
@@ -320,7 +327,7 @@ async def resolve(services: Services, _: Call, transaction_id: str, given: Resol
     problems=_DECIDING,
 )
 async def resume(services: Services, _: Call, transaction_id: str, _given: NothingInput) -> Reply:
-    """Have a held transaction checked again. Its count of answers starts at 0."""
+    """Resume the checks of a held transaction. Its count of answers starts again at 0."""
     return reply(200, transaction_view(await services.transactions.resume(transaction_id)))
 
 
