@@ -54,11 +54,11 @@ class HeaderParameter(NamedTuple):
 
 IDEMPOTENCY_KEY = HeaderParameter(
     "Idempotency-Key",
-    "Makes the request repeatable: the same key and body again change nothing and get the same answer.",
+    ("Makes the request repeatable: the same key with the same body changes nothing and gets the same response."),
     {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]{1,255}$"},
 )
 RANGE = HeaderParameter("Range", "One range of bytes, as bytes=0-999.", {"type": "string"})
-IF_MATCH = HeaderParameter("If-Match", "Change it only if it still has this ETag.")
+IF_MATCH = HeaderParameter("If-Match", "Only change it if it still has this ETag.")
 
 
 @dataclass(frozen=True)

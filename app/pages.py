@@ -10,8 +10,8 @@ from app.problems import Refusal
 
 T = TypeVar("T")
 
-PageSize = Annotated[int, Meta(ge=1, le=1_000, description="How many items at most; a page of large ones has fewer.")]
-PageToken = Annotated[str, Meta(max_length=1_024, description="The `next_page_token` of the page before.")]
+PageSize = Annotated[int, Meta(ge=1, le=1_000, description="Maximum number of items; a page of large items has fewer.")]
+PageToken = Annotated[str, Meta(max_length=1_024, description="The `next_page_token` of the previous page.")]
 DEFAULT_PAGE_SIZE = 100
 PAGE_BYTES = 4 << 20  # of the items of a page, unless it is a single one
 

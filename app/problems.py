@@ -21,7 +21,7 @@ _SHOWN = 200  # characters of a value in a field error
 
 
 class FieldError(msgspec.Struct, frozen=True):
-    """One field that is wrong."""
+    """An error of one field."""
 
     pointer: str
     code: str
@@ -29,7 +29,10 @@ class FieldError(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a request was refused (RFC 9457). One about an entry of a request has no `instance` and no `request_id`."""
+    """Why a request was rejected (RFC 9457).
+
+    A problem of one entry of a request has no `instance` and no `request_id`.
+    """
 
     type: str
     title: str

@@ -10,36 +10,39 @@ from app.tasks.schemas import StoreFinding
 
 
 class SetAsideItem(msgspec.Struct, kw_only=True):
-    """Something that a loop could not deal with and went past."""
+    """An item that a loop could not process and skipped."""
 
-    id: Annotated[str, Meta(description="Of the transaction, the schedule or the producer group.")]
+    id: Annotated[str, Meta(description="Id of the transaction, the schedule or the producer group.")]
     reason: str
 
 
 class Loop(msgspec.Struct, kw_only=True):
-    """Something that the service does again and again."""
+    """A background loop of the service."""
 
     loop: str
-    last_run_at: Annotated[str, Meta(description="When it began.", extra_json_schema={"format": "date-time"})] | UnsetType = (
-        UNSET
-    )
-    lag_ms: Annotated[
-        int, Meta(description="For how long a run that ends well has been overdue; grows while one hangs or fails.")
-    ]
-    failures: Annotated[int, Meta(description="Runs that failed since the service was started.")]
-    last_error: Annotated[str, Meta(description="Of the last run, if that failed.")] | UnsetType = UNSET
+    last_run_at: (
+        Annotated[str, Meta(description="Start of the last run.", extra_json_schema={"format": "date-time"})] | UnsetType
+    ) = UNSET
+    lag_ms: Annotated[int, Meta(description="How long a successful run has been overdue. It grows while a run hangs or fails.")]
+    failures: Annotated[int, Meta(description="Number of failed runs since the service started.")]
+    last_error: Annotated[str, Meta(description="Error of the last run, if it failed.")] | UnsetType = UNSET
     waits_for: (
-        Annotated[str, Meta(description="Why what is due waits where the store takes nothing for now. No failure: it is late.")]
+        Annotated[
+            str,
+            Meta(
+                description="Reason why due items are waiting while the store rejects writes. This is a delay, not a failure."
+            ),
+        ]
         | UnsetType
     ) = UNSET
-    set_aside: Annotated[int, Meta(description="Items that it could not deal with and went past.")]
+    set_aside: Annotated[int, Meta(description="Number of items that it could not process and skipped.")]
     set_aside_items: Annotated[
-        list[SetAsideItem], Meta(description="Some of them. Schedules are listed by state=set_aside.")
+        list[SetAsideItem], Meta(description="Some of the skipped items. List schedules with state=set_aside.")
     ] = []
 
 
 class LoopList(msgspec.Struct, kw_only=True):
-    """Every loop of the service."""
+    """All background loops of the service."""
 
     items: list[Loop]
 
@@ -51,51 +54,51 @@ class Log(msgspec.Struct, kw_only=True):
     max_offset: Offset
     synced_offset: Offset
     visible_offset: Annotated[
-        int, Meta(ge=0, description="Consumers see it up to here.", extra_json_schema={"format": "int64"})
+        int, Meta(ge=0, description="Consumers can read up to this offset.", extra_json_schema={"format": "int64"})
     ]
-    segments: Annotated[int, Meta(description="Files.")]
+    segments: Annotated[int, Meta(description="Number of files.")]
 
 
 class Descriptors(msgspec.Struct, kw_only=True):
-    """Descriptors in use, and how many there may be."""
+    """Descriptors in use, and their limit."""
 
     open: int
     limit: int
 
 
 class Scrub(msgspec.Struct, kw_only=True):
-    """The background walk over the old log that verifies every byte below the newest snapshot."""
+    """The background scrub, which verifies every byte of the log below the newest snapshot."""
 
-    bytes_per_second: Annotated[int, Meta(description="Its limit; 0: it never runs.")]
-    position: Annotated[Offset, Meta(description="Everything before it was verified in the newest pass.")]
-    end: Annotated[Offset, Meta(description="Where the pass under way ends; absent between two passes.")] | UnsetType = UNSET
-    begun_at: Annotated[Timestamp, Meta(description="When the newest pass began.")] | UnsetType = UNSET
-    last_ended_at: Annotated[Timestamp, Meta(description="When the last whole pass ended.")] | UnsetType = UNSET
-    findings: Annotated[list[StoreFinding], Meta(description="Damage, by its place in the log; the first 100.")]
+    bytes_per_second: Annotated[int, Meta(description="Rate limit; 0 if the scrub is off.")]
+    position: Annotated[Offset, Meta(description="Everything before this offset was verified in the current pass.")]
+    end: Annotated[Offset, Meta(description="End of the current pass; absent between two passes.")] | UnsetType = UNSET
+    begun_at: Annotated[Timestamp, Meta(description="Start of the newest pass.")] | UnsetType = UNSET
+    last_ended_at: Annotated[Timestamp, Meta(description="End of the last complete pass.")] | UnsetType = UNSET
+    findings: Annotated[list[StoreFinding], Meta(description="Damage found, by log offset; the first 100.")]
     findings_omitted: int
 
 
 class Store(msgspec.Struct, kw_only=True):
-    """How the store is, in numbers."""
+    """Metrics of the store."""
 
     log: Log
     mapped_bytes: Annotated[int, Meta(description="Number of bytes of log that are mapped into memory.")]
-    files: Annotated[Descriptors, Meta(description="Files and sockets of the process.")]
-    connections: Annotated[Descriptors, Meta(description="Connections of clients.")]
+    files: Annotated[Descriptors, Meta(description="Open files and sockets of the process.")]
+    connections: Annotated[Descriptors, Meta(description="Client connections.")]
     scrub: Scrub | UnsetType = UNSET
-    dispatch_lag_bytes: Annotated[int, Meta(description="Of log that is on disk, and in no consume queue yet.")]
-    replay_bytes: Annotated[int, Meta(description="Of log that a start would have to replay.")]
-    queued_bytes: Annotated[int, Meta(description="That wait to be written or synced.")]
-    pending_transactions: Annotated[int, Meta(description="Undecided, held ones among them.")]
+    dispatch_lag_bytes: Annotated[int, Meta(description="Bytes of log that are on disk but not yet in a consume queue.")]
+    replay_bytes: Annotated[int, Meta(description="Bytes of log that a start would replay.")]
+    queued_bytes: Annotated[int, Meta(description="Bytes waiting to be written or synced.")]
+    pending_transactions: Annotated[int, Meta(description="Number of undecided transactions, including held ones.")]
     held_transactions: int
-    schedules_due_late: Annotated[int, Meta(description="Delayed messages that wait although they are long overdue.")]
+    schedules_due_late: Annotated[int, Meta(description="Number of delayed messages that are long overdue.")]
     read_at: Timestamp
 
 
 class Disk(msgspec.Struct, kw_only=True):
-    """Use of the store's disk, the shares above which something happens, and the segments dropped since the start.
+    """Disk usage of the store, its thresholds, and the segments deleted since the start.
 
-    `segments_dropped_unexpired`: those whose messages had not expired, because `on_full` is `delete_oldest`.
+    `segments_dropped_unexpired`: segments whose messages had not expired, deleted because `on_full` is `delete_oldest`.
     """
 
     used_ratio: float
@@ -109,22 +112,22 @@ class Disk(msgspec.Struct, kw_only=True):
 
 
 class RetentionInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A run of retention at the operator's wish."""
+    """A retention run requested by an operator."""
 
-    dry_run: Annotated[bool, Meta(description="Change nothing, and answer what would be dropped.")] = False
+    dry_run: Annotated[bool, Meta(description="Return the segments that would be deleted, and change nothing.")] = False
 
 
 class RetentionPreview(msgspec.Struct, kw_only=True):
-    """Segments that a run of retention would drop."""
+    """Segments that a retention run would delete."""
 
     dry_run: bool
-    segments: Annotated[list[str], Meta(description="Names of their files, the oldest first; the first 1,000.")]
+    segments: Annotated[list[str], Meta(description="File names, oldest first; the first 1,000.")]
     total: Annotated[int, Meta(description="Number of segments.")]
-    bytes: Annotated[int, Meta(description="Bytes of log in them.")]
+    bytes: Annotated[int, Meta(description="Bytes of log in these segments.")]
 
 
 class Flushed(msgspec.Struct, kw_only=True):
-    """Everything before `synced_offset` is on disk."""
+    """The result of a flush: everything before `synced_offset` is on disk."""
 
     synced_offset: Offset
     took_ms: int
@@ -139,7 +142,7 @@ class DurabilityQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             Meta(
                 ge=0,
                 le=(1 << 63) - 1,
-                description="The `log_offset` of a receipt; all that is stored by now if left out.",
+                description="The `log_offset` of a receipt. Default: everything stored so far.",
                 extra_json_schema={"format": "int64"},
             ),
         ]
@@ -149,59 +152,59 @@ class DurabilityQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class SyncedState(msgspec.Struct, kw_only=True):
-    """How far the log is on disk."""
+    """How far the log is synced to disk."""
 
     synced_offset: Annotated[Offset, Meta(description="Every message before it is on disk.")]
-    synced: Annotated[bool, Meta(description="Is the message that was asked about on disk?")]
+    synced: Annotated[bool, Meta(description="True if the message at the given offset is on disk.")]
 
 
 class StartView(msgspec.Struct, kw_only=True):
-    """The findings of a start, and what it did about them."""
+    """Report of the recovery at a start."""
 
     started_at: Timestamp
-    was_clean: Annotated[bool, Meta(description="The stop before was in order, or the store was new: nothing to recover.")]
-    walked_bytes: Annotated[int, Meta(description="Of the log's end, each byte of which was verified.")]
-    replayed_records: Annotated[int, Meta(description="Queued and indexed once more.")]
+    was_clean: Annotated[bool, Meta(description="True if the last stop was clean or the store was new.")]
+    walked_bytes: Annotated[int, Meta(description="Bytes at the end of the log that were verified.")]
+    replayed_records: Annotated[int, Meta(description="Number of records whose queue and index entries were rebuilt.")]
     cut_at: (
         Annotated[
             Offset,
-            Meta(description="Where the end of the log was cut: what lay behind was torn, and never acknowledged as synced."),
+            Meta(
+                description="Offset at which the log was cut: the bytes behind it were torn, and never acknowledged as synced."
+            ),
         ]
         | UnsetType
     ) = UNSET
-    wiped_bytes: Annotated[int, Meta(description="Zeroed behind the end.")]
+    wiped_bytes: Annotated[int, Meta(description="Bytes behind the end that were set to zero.")]
     took_ms: int
     first_offset: Annotated[Offset, Meta(description="Beginning of the log.")]
     end_offset: Annotated[Offset, Meta(description="End of the log.")]
-    synced_offset: Annotated[Offset, Meta(description="End of what was known to be on disk.")]
+    synced_offset: Annotated[Offset, Meta(description="End of the log that was known to be on disk.")]
 
 
 class RecoveryView(StartView, kw_only=True):
-    """The findings of the last start, and what it did about them."""
+    """Report of the recovery at the last start."""
 
-    earlier: Annotated[list[StartView], Meta(description="Reports of the starts before, newest first.")]
+    earlier: Annotated[list[StartView], Meta(description="Reports of earlier starts, newest first.")]
 
 
 class Config(msgspec.Struct, kw_only=True):
-    """What is in force."""
+    """The effective settings."""
 
-    settings: Annotated[
-        dict[str, str], Meta(description="By the variable's name. Of one that holds a secret only whether it is (set).")
-    ]
+    settings: Annotated[dict[str, str], Meta(description="By environment variable. A secret is shown as (set).")]
 
 
 class Whoami(msgspec.Struct, kw_only=True):
-    """Who is asking, and what that one may do."""
+    """The caller and its permissions."""
 
-    authenticated: Annotated[bool, Meta(description="False where the service has no API keys, and takes everybody.")]
+    authenticated: Annotated[bool, Meta(description="False if the service has no API keys and accepts all clients.")]
     namespace: str
     scopes: Annotated[
-        list[str], Meta(description="send, receive, transact, operate, audit, admin. A key has them all in this release.")
+        list[str], Meta(description="send, receive, transact, operate, audit, admin. In this release a key has all of them.")
     ]
 
 
 class Version(msgspec.Struct, kw_only=True):
-    """What is running."""
+    """The running release."""
 
     name: str
     version: str

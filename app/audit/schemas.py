@@ -29,46 +29,50 @@ class AuditReportInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     from_: Timestamp | UnsetType = msgspec.field(name="from", default=UNSET)
     to: Timestamp | UnsetType = UNSET
     producer_group: (
-        Annotated[str, Meta(min_length=1, max_length=127, pattern=NAME_PATTERN, description="Transactions of this group only.")]
+        Annotated[
+            str,
+            Meta(min_length=1, max_length=127, pattern=NAME_PATTERN, description="Only transactions of this producer group."),
+        ]
         | UnsetType
     ) = UNSET
     checks: (
-        Annotated[list[CheckName], Meta(max_length=20, description="What else is asked of the log: all, unless it is said.")]
-        | UnsetType
+        Annotated[list[CheckName], Meta(max_length=20, description="Further checks of the log. Default: all.")] | UnsetType
     ) = UNSET
 
 
 class AuditProgress(msgspec.Struct, kw_only=True):
-    """How far the steps that run now have come."""
+    """Progress of the current steps."""
 
     tasks_done: Count
     tasks_known: Count
 
 
 class AuditRecord(msgspec.Struct, kw_only=True):
-    """A record of the log that proves something."""
+    """A log record that a finding rests on."""
 
     kind: Annotated[str, Meta(description="half, op, final, check, held, delayed, delayed_again, message, ...")]
     log_offset: Offset
     bytes: Count | UnsetType = UNSET
     crc: Annotated[str, Meta(description="CRC-32 of its body, as eight hexadecimal digits.")]
-    at: Annotated[str, Meta(description="When it was stored: RFC 3339, or milliseconds where what a broker stored is no date.")]
+    at: Annotated[
+        str, Meta(description="Store time: RFC 3339, or milliseconds if a broker stored a number that is not a valid date.")
+    ]
     topic: str | UnsetType = UNSET
     queue_id: int | UnsetType = UNSET
     queue_offset: int | UnsetType = UNSET
     message_id: str | UnsetType = UNSET
-    prepared_offset: Annotated[int, Meta(description="Where the half lies that it names.")] | UnsetType = UNSET
-    decision: Annotated[str, Meta(description="commit or rollback, on an op.")] | UnsetType = UNSET
-    half_offsets: Annotated[list[int], Meta(description="The queue offsets of the halves that an op decides.")] | UnsetType = (
-        UNSET
-    )
-    event: Annotated[str, Meta(description="What happened, on a check.")] | UnsetType = UNSET
+    prepared_offset: Annotated[int, Meta(description="Log offset of the half message that it refers to.")] | UnsetType = UNSET
+    decision: Annotated[str, Meta(description="For an op: commit or rollback.")] | UnsetType = UNSET
+    half_offsets: (
+        Annotated[list[int], Meta(description="For an op: queue offsets of the half messages that it decides.")] | UnsetType
+    ) = UNSET
+    event: Annotated[str, Meta(description="For a check: the event.")] | UnsetType = UNSET
 
 
 class AuditFinding(msgspec.Struct, kw_only=True):
-    """A transaction, a stretch of the log, or what a check has found."""
+    """A finding: a transaction, a damaged range of the log, or the result of a check."""
 
-    verdict: Annotated[str, Meta(description="Of a transaction; `damaged`; or the kind of what a check has found.")]
+    verdict: Annotated[str, Meta(description="The verdict on a transaction, `damaged`, or the kind of finding of a check.")]
     transaction_id: str | UnsetType = UNSET
     producer_group: str | UnsetType = UNSET
     altered: bool | UnsetType = UNSET
@@ -76,18 +80,18 @@ class AuditFinding(msgspec.Struct, kw_only=True):
     undecided_but_published: bool | UnsetType = UNSET
     records: list[AuditRecord] | UnsetType = UNSET
     records_omitted: Count | UnsetType = UNSET
-    segment: Annotated[str, Meta(description="Of damage: the file.")] | UnsetType = UNSET
+    segment: Annotated[str, Meta(description="For damage: the file name.")] | UnsetType = UNSET
     log_offset: Offset | UnsetType = UNSET
     bytes: Count | UnsetType = UNSET
     reason: str | UnsetType = UNSET
-    check: Annotated[str, Meta(description="The check that has found it.")] | UnsetType = UNSET
+    check: Annotated[str, Meta(description="The check that reported it.")] | UnsetType = UNSET
     evidence: (
-        Annotated[dict[str, Any], Meta(description="Of a check: groups, places in queues, log offsets, times.")] | UnsetType
+        Annotated[dict[str, Any], Meta(description="For a check: groups, queue offsets, log offsets and times.")] | UnsetType
     ) = UNSET
 
 
 class AuditFindings(msgspec.Struct, kw_only=True):
-    """What was found, the first 1,000 of it one by one."""
+    """Counts of all findings, and the first 1,000 findings."""
 
     total: Count
     by_verdict: dict[str, int]
@@ -96,14 +100,14 @@ class AuditFindings(msgspec.Struct, kw_only=True):
 
 
 class AuditedGroup(msgspec.Struct, kw_only=True):
-    """The transactions of one producer group."""
+    """Transactions of one producer group."""
 
     producer_group: str | UnsetType = UNSET
     verdicts: dict[str, int]
 
 
 class AuditedLog(msgspec.Struct, kw_only=True):
-    """Which bytes were read, and what they are."""
+    """The range of the log that was read, and its content."""
 
     begin: Offset
     end: Offset
@@ -115,7 +119,7 @@ class AuditedLog(msgspec.Struct, kw_only=True):
 
 
 class AuditedSegments(msgspec.Struct, kw_only=True):
-    """Which files were read; whoever has the same bytes gets the same digest."""
+    """The files that were read. Equal bytes give an equal digest."""
 
     from_: str | UnsetType = msgspec.field(name="from", default=UNSET)
     to: str | UnsetType = UNSET
@@ -123,7 +127,7 @@ class AuditedSegments(msgspec.Struct, kw_only=True):
 
 
 class AuditRun(msgspec.Struct, kw_only=True):
-    """What differs from run to run over the same bytes."""
+    """Facts that differ between runs over the same bytes."""
 
     report_id: str
     started_at: Timestamp
@@ -136,14 +140,14 @@ class AuditRun(msgspec.Struct, kw_only=True):
 
 
 class OutcomesAt(msgspec.Struct, kw_only=True):
-    """What became of the transactions that were begun in one interval."""
+    """Outcomes of the transactions that were begun in one interval."""
 
     at_ms: int
     verdicts: dict[str, int]
 
 
 class UndecidedOfGroup(msgspec.Struct, kw_only=True):
-    """How many transactions of a group nobody has decided, and how many of them are older than each of these."""
+    """Number of undecided transactions of a group, and how many of them are older than each age."""
 
     producer_group: str
     n: Count
@@ -151,18 +155,20 @@ class UndecidedOfGroup(msgspec.Struct, kw_only=True):
 
 
 class AuditOverTime(msgspec.Struct, kw_only=True):
-    """What the plots of the page show."""
+    """Time series for plots."""
 
     interval_ms: int
     outcomes: list[OutcomesAt]
-    decision_ms: Annotated[list[list[int]], Meta(description="Pairs: up to so many milliseconds, transactions.")]
+    decision_ms: Annotated[
+        list[list[int]], Meta(description="Histogram as pairs: upper bound in milliseconds, number of transactions.")
+    ]
     undecided: list[UndecidedOfGroup]
     log_interval_ms: int
-    growth: Annotated[list[list[int]], Meta(description="Triples: stored at, in wall milliseconds; records; bytes.")]
+    growth: Annotated[list[list[int]], Meta(description="Triples: Unix time in milliseconds, records stored, bytes stored.")]
 
 
 class AuditReportSummary(msgspec.Struct, kw_only=True):
-    """A report without what it says."""
+    """A report without its content."""
 
     report_id: str
     kind: str
@@ -170,25 +176,30 @@ class AuditReportSummary(msgspec.Struct, kw_only=True):
     from_: Timestamp | UnsetType = msgspec.field(name="from", default=UNSET)
     to: Timestamp | UnsetType = UNSET
     producer_group: str | UnsetType = UNSET
-    checks_asked: Annotated[list[str], Meta(description="What else is asked of the log.")]
+    checks_asked: Annotated[list[str], Meta(description="Further checks of the log.")]
     created_at: Timestamp
     started_at: Timestamp | UnsetType = UNSET
     finished_at: Timestamp | UnsetType = UNSET
     exit_status: (
-        Annotated[int, Meta(description="0 clean, 1 findings, 4 does not balance; others where it failed.")] | UnsetType
+        Annotated[int, Meta(description="0: clean, 1: findings, 4: does not balance; other values if the report failed.")]
+        | UnsetType
     ) = UNSET
-    reason: Annotated[str, Meta(description="Why it failed.")] | UnsetType = UNSET
+    reason: Annotated[str, Meta(description="Reason for the failure.")] | UnsetType = UNSET
     progress: AuditProgress | UnsetType = UNSET
 
 
 class AuditReport(AuditReportSummary, kw_only=True):
-    """A report. Done, it holds all that `escrowmq audit run --json` writes."""
+    """An audit report. When its state is done, it has everything that `escrowmq audit run --json` writes."""
 
-    begun: Annotated[int, Meta(ge=0, description="Transactions.")] | UnsetType = UNSET
+    begun: Annotated[int, Meta(ge=0, description="Number of transactions begun.")] | UnsetType = UNSET
     verdicts: dict[str, int] | UnsetType = UNSET
-    balanced: Annotated[bool, Meta(description="Each transaction has one verdict, each byte is accounted for.")] | UnsetType = (
-        UNSET
-    )
+    balanced: (
+        Annotated[
+            bool,
+            Meta(description="True if every transaction has exactly one verdict and every byte of the log is accounted for."),
+        ]
+        | UnsetType
+    ) = UNSET
     flags: dict[str, int] | UnsetType = UNSET
     findings: AuditFindings | UnsetType = UNSET
     producer_groups: list[AuditedGroup] | UnsetType = UNSET
@@ -196,13 +207,13 @@ class AuditReport(AuditReportSummary, kw_only=True):
     log: AuditedLog | UnsetType = UNSET
     segments: AuditedSegments | UnsetType = UNSET
     engine: str | UnsetType = UNSET
-    checks: Annotated[dict[str, Any], Meta(description="What the checks have counted, by their names.")] | UnsetType = UNSET
+    checks: Annotated[dict[str, Any], Meta(description="Counts of each check, by its name.")] | UnsetType = UNSET
     over_time: AuditOverTime | UnsetType = UNSET
     run: AuditRun | UnsetType = UNSET
 
 
 class AuditReportPage(msgspec.Struct, kw_only=True):
-    """Reports, in the order in which they were asked for."""
+    """Reports, in the order of their creation."""
 
     items: list[AuditReportSummary]
     next_page_token: str | UnsetType = UNSET
@@ -211,7 +222,7 @@ class AuditReportPage(msgspec.Struct, kw_only=True):
 class ListAuditReportsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Which reports."""
 
-    state: Annotated[str, Meta(min_length=1, max_length=100, description="States with commas between.")] | UnsetType = UNSET
+    state: Annotated[str, Meta(min_length=1, max_length=100, description="Comma-separated states.")] | UnsetType = UNSET
     page_size: PageSize = DEFAULT_PAGE_SIZE
     page_token: PageToken | UnsetType = UNSET
 
@@ -229,7 +240,11 @@ class ListAuditFindingsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only
     verdict: (
         Annotated[
             str,
-            Meta(min_length=1, max_length=100, description="A verdict, `damaged`, a flag as `altered`, or a kind of a check."),
+            Meta(
+                min_length=1,
+                max_length=100,
+                description="A verdict, `damaged`, a flag such as `altered`, or the kind of a check.",
+            ),
         ]
         | UnsetType
     ) = UNSET
@@ -242,7 +257,9 @@ class DownloadQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     format: Annotated[
         Literal["json", "csv", "html", "parquet"],
-        Meta(description="The report, its findings as a table, the report with plots, one row for each transaction."),
+        Meta(
+            description="json: the report. csv: its findings. html: the report with plots. parquet: one row for each transaction."
+        ),
     ] = "json"
 
 
@@ -252,19 +269,19 @@ class TransactionProof(msgspec.Struct, kw_only=True):
     transaction_id: str
     verdict: str
     meaning: str
-    is_finding: Annotated[bool, Meta(description="Would an audit end with findings because of it?")]
+    is_finding: Annotated[bool, Meta(description="True if this verdict counts as a finding.")]
     producer_group: str | UnsetType = UNSET
     flags: Annotated[list[str], Meta(description="altered, wrong_half, undecided_but_published.")]
     records: list[AuditRecord]
 
 
 class LogSegment(msgspec.Struct, kw_only=True):
-    """A file of the log."""
+    """A segment: one file of the log."""
 
-    segment: Annotated[str, Meta(description="Its name.")]
+    segment: Annotated[str, Meta(description="Its file name.")]
     begin: Offset
     end: Offset
-    sealed: Annotated[bool, Meta(description="All of it is written and on disk; it never changes again.")]
+    sealed: Annotated[bool, Meta(description="True if the whole file is written and synced; it does not change any more.")]
     first_stored_at: Timestamp | UnsetType = UNSET
 
 

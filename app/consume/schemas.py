@@ -8,20 +8,24 @@ from msgspec import UNSET, Meta, UnsetType
 from app.messages.schemas import MAX_BODY_BYTES, MAX_DELAY_MS, MAX_ENTRIES, Message, PayloadForm, Timestamp, WaitMs
 from app.problems import Problem
 
-LeaseMs = Annotated[int, Meta(ge=100, le=43_200_000, description="For how long messages are lent, in milliseconds.")]
-Handle = Annotated[str, Meta(min_length=1, max_length=1_024, description="As it came with the message.")]
-Reason = Annotated[str, Meta(min_length=1, max_length=500, description="For people; kept with the message.")]
+LeaseMs = Annotated[int, Meta(ge=100, le=43_200_000, description="Lease time in milliseconds.")]
+Handle = Annotated[
+    str, Meta(min_length=1, max_length=1_024, description="The receipt handle that was delivered with the message.")
+]
+Reason = Annotated[str, Meta(min_length=1, max_length=500, description="A reason for people to read; stored with the message.")]
 
 
 class ReceiveInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """How many messages, how long to wait for one, and for how long they are lent."""
+    """Maximum number of messages, how long to wait for one, and their lease time."""
 
     max_messages: Annotated[int, Meta(ge=1, le=1_000)] = 32
-    max_bytes: Annotated[int, Meta(ge=1, le=MAX_BODY_BYTES, description="Of bodies; one message always comes.")] = 1 << 20
+    max_bytes: Annotated[
+        int, Meta(ge=1, le=MAX_BODY_BYTES, description="Maximum size of all bodies; at least one message is returned.")
+    ] = 1 << 20
     wait_ms: WaitMs = 0
     lease_ms: LeaseMs | UnsetType = UNSET
     worker: (
-        Annotated[str, Meta(min_length=1, max_length=255, description="Who takes them; kept with the lease.")] | UnsetType
+        Annotated[str, Meta(min_length=1, max_length=255, description="Name of the worker; stored with the lease.")] | UnsetType
     ) = UNSET
     attempt_id: (
         Annotated[
@@ -29,91 +33,99 @@ class ReceiveInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             Meta(
                 min_length=1,
                 max_length=255,
-                description="Makes a lost answer repeatable: the same one again gets the same messages under the same leases.",
+                description="Makes the request repeatable after a lost response: the same id returns the same messages and leases.",
             ),
         ]
         | UnsetType
     ) = UNSET
-    payload: Annotated[PayloadForm, Meta(description="How bodies are written; auto: utf8 where they are UTF-8.")] = "auto"
+    payload: Annotated[
+        PayloadForm,
+        Meta(description="Encoding of bodies in the response. auto: utf8 if a body is valid UTF-8, otherwise base64."),
+    ] = "auto"
 
 
 class ReceivedMessage(Message, kw_only=True, gc=False):
-    """A message that is lent. Its place is that of its first delivery, also when it comes again."""
+    """A message under a lease. Topic, queue and offset are those of its first delivery, also in a retry."""
 
-    attempt: Annotated[int, Meta(description="How often it has been handed out, from 1.")]
-    receipt_handle: Annotated[str, Meta(description="Settles it; good for this lease alone.")]
+    attempt: Annotated[int, Meta(description="Number of deliveries so far, from 1.")]
+    receipt_handle: Annotated[str, Meta(description="Settles the message; valid only for this lease.")]
     lease_expires_at: Timestamp
-    request_id: Annotated[str, Meta(description="Of a request: what a reply names.")] | UnsetType = UNSET
-    reply_by: Annotated[Timestamp, Meta(description="Of a request: until then a reply is in time.")] | UnsetType = UNSET
+    request_id: Annotated[str, Meta(description="For a request: the id to reply to.")] | UnsetType = UNSET
+    reply_by: Annotated[Timestamp, Meta(description="For a request: the deadline for the reply.")] | UnsetType = UNSET
 
 
 class ReceivedMessages(msgspec.Struct, kw_only=True):
-    """Messages under leases; empty when there is none."""
+    """Messages under leases; empty if there are none."""
 
-    server_time: Annotated[Timestamp, Meta(description="To compare lease_expires_at with.")]
+    server_time: Annotated[Timestamp, Meta(description="Compare lease_expires_at with this time.")]
     messages: list[ReceivedMessage]
 
 
 class AckEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """A message that is done with."""
+    """A message to acknowledge."""
 
     receipt_handle: Handle
 
 
 class AckInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Messages that are done with."""
+    """Messages to acknowledge."""
 
     entries: Annotated[list[AckEntry], Meta(min_length=1, max_length=MAX_ENTRIES)]
 
 
 class NackEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """A message to be handed out again."""
+    """A message to reject."""
 
     receipt_handle: Handle
     delay_ms: (
-        Annotated[int, Meta(ge=0, le=MAX_DELAY_MS, description="When to hand it out again; the group's backoff if left out.")]
+        Annotated[
+            int, Meta(ge=0, le=MAX_DELAY_MS, description="Delay before the next delivery. Default: the backoff of the group.")
+        ]
         | UnsetType
     ) = UNSET
     reason: Reason | UnsetType = UNSET
 
 
 class NackInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Messages to be handed out again, or to be given up where that was their last attempt."""
+    """Messages to reject. They are delivered again, or become dead letters after their last attempt."""
 
     entries: Annotated[list[NackEntry], Meta(min_length=1, max_length=MAX_ENTRIES)]
 
 
 class ExtendEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """A message that is needed for longer."""
+    """A lease to extend."""
 
     receipt_handle: Handle
     lease_ms: (
-        Annotated[int, Meta(ge=100, le=43_200_000, description="From now on; as long as the group lends them if left out.")]
+        Annotated[
+            int,
+            Meta(ge=100, le=43_200_000, description="New lease time, counted from now. Default: the lease time of the group."),
+        ]
         | UnsetType
     ) = UNSET
 
 
 class ExtendInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Messages that are needed for longer."""
+    """Leases to extend."""
 
     entries: Annotated[list[ExtendEntry], Meta(min_length=1, max_length=MAX_ENTRIES)]
 
 
 class DeadLetterEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """A message to be given up."""
+    """A message to move to the dead letters."""
 
     receipt_handle: Handle
     reason: Reason | UnsetType = UNSET
 
 
 class DeadLetterInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Messages to be given up."""
+    """Messages to move to the dead letters."""
 
     entries: Annotated[list[DeadLetterEntry], Meta(min_length=1, max_length=MAX_ENTRIES)]
 
 
 class SettleResult(msgspec.Struct, kw_only=True, gc=False):
-    """What became of one entry."""
+    """Result of one entry."""
 
     receipt_handle: str
     status: int
@@ -122,7 +134,7 @@ class SettleResult(msgspec.Struct, kw_only=True, gc=False):
 
 
 class SettleResults(msgspec.Struct, kw_only=True):
-    """What became of the entries, in their order."""
+    """Results of the entries, in the same order."""
 
     accepted: int
     rejected: int

@@ -17,7 +17,7 @@ MAX_SKIP_LAG = 1_000_000_000
 
 
 class FilterInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which messages of a topic the group reads. It belongs to the group: every consumer has the same."""
+    """The filter of a subscription. It belongs to the group: all its consumers share it."""
 
     kind: FilterKind = "tag"
     expression: Annotated[
@@ -33,16 +33,17 @@ class SubscriptionInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 
 
 class GroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What the group reads, and how.
+    """Settings of a consumer group.
 
-    A field that is left out keeps its value; in a new group, and with `If-Match`, it gets its default.
+    Omitted fields keep their value; in a new group, and with `If-Match`, they get their default.
     """
 
     topics: (
         Annotated[
             list[SubscriptionInput],
             Meta(
-                max_length=MAX_TOPICS, description="All of the group's topics. A filter that is left out stays. Default: none."
+                max_length=MAX_TOPICS,
+                description="All topics that the group reads. An omitted filter keeps its value. Default: none.",
             ),
         ]
         | UnsetType
@@ -50,7 +51,7 @@ class GroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     start: (
         Annotated[
             Literal["earliest", "latest"],
-            Meta(description="Where it begins in a queue in which it has no offset. Default: earliest."),
+            Meta(description="Where the group starts in a queue without an offset. Default: earliest."),
         ]
         | UnsetType
     ) = UNSET
@@ -78,8 +79,10 @@ class GroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         Annotated[
             bool,
             Meta(
-                description="Keep messages that used up their attempts. Else they are dropped, and an event in the log says "
-                "so. Default: true."
+                description=(
+                    "Keep messages that have used up their attempts. Otherwise they are dropped, with an "
+                    "event in the log. Default: true."
+                )
             ),
         ]
         | UnsetType
@@ -87,7 +90,7 @@ class GroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ordered: (
         Annotated[
             bool,
-            Meta(description="One lease at a time for each ordering key; a retry makes its key wait. Default: false."),
+            Meta(description="Lease one message at a time for each ordering key; a retry blocks its key. Default: false."),
         ]
         | UnsetType
     ) = UNSET
@@ -97,7 +100,7 @@ class GroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             Meta(
                 ge=1,
                 le=MAX_SKIP_LAG,
-                description="Of each queue, pass over what lies further from its end and was never given to the group.",
+                description="In each queue, skip undelivered messages that are further than this from its end.",
             ),
         ]
         | UnsetType
@@ -108,7 +111,7 @@ class GroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             Meta(
                 ge=1,
                 le=MAX_DELAY_MS,
-                description="What was stored longer ago, and was never given to the group, is passed over.",
+                description="Skip undelivered messages that were stored longer ago than this.",
             ),
         ]
         | UnsetType
@@ -116,7 +119,7 @@ class GroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Filter(msgspec.Struct, kw_only=True):
-    """Which messages of a topic the group reads."""
+    """The filter of a subscription: which messages of the topic the group receives."""
 
     kind: str
     expression: str
@@ -154,7 +157,7 @@ class GroupPage(msgspec.Struct, kw_only=True):
 
 
 class QueueLag(msgspec.Struct, kw_only=True):
-    """How far the group is behind in one queue, before any filter. `offset`: everything below is settled."""
+    """Lag of a group in one queue, before any filter. Every message below `offset` is settled."""
 
     topic: str
     queue_id: int
@@ -185,7 +188,7 @@ class Lag(msgspec.Struct, kw_only=True):
 
 
 class Lease(msgspec.Struct, kw_only=True):
-    """A message that is lent. Its place is that of its first delivery."""
+    """A lease. Topic, queue and offset are those of the message's first delivery."""
 
     message_id: Annotated[str, Meta(description="Absent where the log can no longer give the message.")] | UnsetType = UNSET
     topic: str
@@ -193,7 +196,7 @@ class Lease(msgspec.Struct, kw_only=True):
     queue_offset: Offset
     key: str | UnsetType = UNSET
     ordering_key: str | UnsetType = UNSET
-    attempt: Annotated[int, Meta(description="How often it has been handed out, from 1.")]
+    attempt: Annotated[int, Meta(description="Number of deliveries so far, from 1.")]
     lease_expires_at: Timestamp
 
 
@@ -211,7 +214,7 @@ class OffsetsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class OffsetInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Where the group continues in one queue: the next offset to read."""
+    """Offset of a group in one queue: the next offset to read."""
 
     topic: TopicName
     queue_id: Annotated[int, Meta(ge=0, le=1_023)]
@@ -219,13 +222,13 @@ class OffsetInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class OffsetsInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Offsets to be committed."""
+    """Offsets to commit."""
 
     offsets: Annotated[list[OffsetInput], Meta(min_length=1, max_length=MAX_ENTRIES)]
 
 
 class GroupOffset(msgspec.Struct, kw_only=True):
-    """Where the group continues in one queue, and what the queue holds."""
+    """Offset of a group in one queue, and the readable offsets of the queue."""
 
     topic: str
     queue_id: int
@@ -235,13 +238,13 @@ class GroupOffset(msgspec.Struct, kw_only=True):
 
 
 class GroupOffsetList(msgspec.Struct, kw_only=True):
-    """Every queue in which the group has an offset."""
+    """All queues in which the group has an offset."""
 
     items: list[GroupOffset]
 
 
 class ResetInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Where the group is to continue in a topic."""
+    """The new position of a group in a topic."""
 
     topic: TopicName
     to: Literal["earliest", "latest", "time", "offset"]
@@ -249,19 +252,19 @@ class ResetInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         Annotated[
             str,
             Meta(
-                description="With `time`: the first message stored then or later. RFC 3339.",
+                description="With `time`: continue at the first message stored at or after this time. RFC 3339.",
                 extra_json_schema={"format": "date-time"},
             ),
         ]
         | UnsetType
     ) = UNSET
-    offset: Annotated[int, Meta(ge=0, description="With `offset`.")] | UnsetType = UNSET
-    queue_id: Annotated[int, Meta(ge=0, le=1_023, description="This queue alone; needed with `offset`.")] | UnsetType = UNSET
-    dry_run: Annotated[bool, Meta(description="Say what it would do, and change nothing.")] = False
+    offset: Annotated[int, Meta(ge=0, description="With `offset`: the new offset.")] | UnsetType = UNSET
+    queue_id: Annotated[int, Meta(ge=0, le=1_023, description="Only this queue; required with `offset`.")] | UnsetType = UNSET
+    dry_run: Annotated[bool, Meta(description="Return the effect, and change nothing.")] = False
 
 
 class QueueReset(msgspec.Struct, kw_only=True):
-    """What a reset does in one queue."""
+    """Effect of a reset in one queue."""
 
     queue_id: int
     from_offset: Offset
@@ -269,14 +272,10 @@ class QueueReset(msgspec.Struct, kw_only=True):
 
 
 class ResetResult(msgspec.Struct, kw_only=True):
-    """What a reset does, or did."""
+    """Effect of a reset."""
 
     dry_run: bool
     queues: list[QueueReset]
-    messages_affected: Annotated[int, Meta(description="The sum of the distances.")]
-    already_acked: Annotated[
-        int, Meta(description="Messages that the group was done with: of those, and of those behind the old offset.")
-    ]
-    note: Annotated[
-        str, Meta(description="For people: what comes again, what is passed over, how many leases and retries end.")
-    ]
+    messages_affected: Annotated[int, Meta(description="Sum of the differences between old and new offsets.")]
+    already_acked: Annotated[int, Meta(description="Number of settled messages among these, and behind the old offset.")]
+    note: Annotated[str, Meta(description="For people: messages delivered again, messages skipped, leases and retries ended.")]

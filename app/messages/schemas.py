@@ -16,7 +16,7 @@ MAX_BODY_BYTES = 16 << 20
 MAX_WAIT_MS = 30_000
 MAX_DELAY_MS = 1 << 53
 
-WaitMs = Annotated[int, Meta(ge=0, le=MAX_WAIT_MS, description="How long to wait for something new, in milliseconds.")]
+WaitMs = Annotated[int, Meta(ge=0, le=MAX_WAIT_MS, description="How long to wait if there is nothing yet, in milliseconds.")]
 PayloadForm = Literal["auto", "utf8", "base64", "omit"]
 Timestamp = Annotated[str, Meta(description="RFC 3339, UTC, milliseconds.", extra_json_schema={"format": "date-time"})]
 Offset = Annotated[int, Meta(ge=0, extra_json_schema={"format": "int64"})]
@@ -27,18 +27,21 @@ class PayloadInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=
 
     payload: Annotated[str, Meta(description="The body, as text or base64.")] | UnsetType = UNSET
     payload_encoding: Literal["utf8", "base64"] = "utf8"
-    json: Annotated[Raw, Meta(description="The body as any JSON value; stored without white space.")] | UnsetType = UNSET
+    json: Annotated[Raw, Meta(description="The body as a JSON value; stored without whitespace.")] | UnsetType = UNSET
     content_type: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
     properties: (
         Annotated[
-            dict[str, str], Meta(description="The sender's own; 16 KiB with key, tag and ordering key, names and values.")
+            dict[str, str],
+            Meta(
+                description="Properties of the sender. Names and values, with key, tag and ordering key, may have 16 KiB in total."
+            ),
         ]
         | UnsetType
     ) = UNSET
 
 
 class MessageInput(PayloadInput, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """A message to be sent. Exactly one of `payload` and `json` holds its body."""
+    """A message to send. Its body is either `payload` or `json`, never both."""
 
     key: Annotated[str, Meta(min_length=1, max_length=255, description="A business key; 255 bytes, no spaces.")] | UnsetType = (
         UNSET
@@ -47,22 +50,26 @@ class MessageInput(PayloadInput, forbid_unknown_fields=True, kw_only=True, gc=Fa
         Annotated[str, Meta(min_length=1, max_length=255, description="For filters; 255 bytes, no spaces, no |.")] | UnsetType
     ) = UNSET
     ordering_key: (
-        Annotated[str, Meta(min_length=1, max_length=255, description="Messages of one stay in order; 255 bytes.")] | UnsetType
+        Annotated[
+            str, Meta(min_length=1, max_length=255, description="Messages with the same ordering key stay in order; 255 bytes.")
+        ]
+        | UnsetType
     ) = UNSET
     queue_id: Annotated[int, Meta(ge=0, le=1_023)] | UnsetType = UNSET
     delay_ms: (
-        Annotated[int, Meta(ge=0, le=MAX_DELAY_MS, description="Deliver so much later; at most the topic's max_delay_ms.")]
+        Annotated[int, Meta(ge=0, le=MAX_DELAY_MS, description="Delay before delivery, at most the topic's max_delay_ms.")]
         | UnsetType
     ) = UNSET
     deliver_at: Timestamp | UnsetType = UNSET
     delay_level: (
         Annotated[
-            int, Meta(ge=1, le=18, description="RocketMQ's names for delays: 1 s, 5 s, 10 s, 30 s, 1 to 10 min, ... 2 h.")
+            int, Meta(ge=1, le=18, description="Delay as a level of RocketMQ: 1 s, 5 s, 10 s, 30 s, 1 to 10 min, ... 2 h.")
         ]
         | UnsetType
     ) = UNSET
     require_durability: (
-        Annotated[Literal["synced", "buffered"], Meta(description="The least that will do before the answer.")] | UnsetType
+        Annotated[Literal["synced", "buffered"], Meta(description="Minimum durability before the response is sent.")]
+        | UnsetType
     ) = UNSET
 
 
@@ -73,7 +80,9 @@ class ReplyInput(PayloadInput, forbid_unknown_fields=True, kw_only=True):
         Annotated[
             str,
             Meta(
-                min_length=1, max_length=1_024, description="Of the request's message, which is acknowledged in the same step."
+                min_length=1,
+                max_length=1_024,
+                description="Receipt handle of the request message, which is acknowledged in the same step.",
             ),
         ]
         | UnsetType
@@ -81,19 +90,19 @@ class ReplyInput(PayloadInput, forbid_unknown_fields=True, kw_only=True):
 
 
 class Receipt(msgspec.Struct, kw_only=True, gc=False):
-    """Where a message was stored, and how sure that is. A delayed one has no place in the topic yet, but a schedule."""
+    """Where a message was stored, and how durably. A delayed message has a schedule, and no queue offset yet."""
 
     message_id: str
     topic: str
     queue_id: int | UnsetType = UNSET
     queue_offset: Offset | UnsetType = UNSET
-    schedule_id: Annotated[str, Meta(description="Of a delayed message: what it is moved and cancelled by.")] | UnsetType = (
+    schedule_id: Annotated[str, Meta(description="For a delayed message: the id to reschedule or cancel it.")] | UnsetType = (
         UNSET
     )
     deliver_at: Timestamp | UnsetType = UNSET
     log_offset: Offset | UnsetType = UNSET
     stored_at: Timestamp
-    durability: Annotated[str, Meta(description="synced: survives a power loss; buffered: survives a killed process.")]
+    durability: Annotated[str, Meta(description="synced: survives a power loss. buffered: survives a crash of the process.")]
     deduplicated: bool = False
 
 
@@ -101,14 +110,17 @@ class BatchEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=Fa
     """One message of a batch."""
 
     message: MessageInput
-    id: Annotated[str, Meta(min_length=1, max_length=255, description="Comes back with the result.")] | UnsetType = UNSET
+    id: (
+        Annotated[str, Meta(min_length=1, max_length=255, description="An id chosen by the client, returned with the result.")]
+        | UnsetType
+    ) = UNSET
 
 
 class BatchInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Messages to be sent together."""
+    """Messages to send together."""
 
     entries: Annotated[list[BatchEntry], Meta(min_length=1, max_length=MAX_ENTRIES)]
-    atomic: Annotated[bool, Meta(description="All or nothing, in one append.")] = True
+    atomic: Annotated[bool, Meta(description="Store all messages in one append, or none.")] = True
 
 
 class LooseEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -126,7 +138,7 @@ class LooseBatch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class BatchResult(msgspec.Struct, kw_only=True, gc=False):
-    """What became of one entry: a receipt or a problem."""
+    """Result of one entry: a receipt or a problem."""
 
     status: int
     id: str | UnsetType = UNSET
@@ -135,7 +147,7 @@ class BatchResult(msgspec.Struct, kw_only=True, gc=False):
 
 
 class BatchSendResult(msgspec.Struct, kw_only=True):
-    """What became of a batch, entry by entry, in their order."""
+    """Results of a batch, one for each entry, in the same order."""
 
     accepted: int
     rejected: int
@@ -143,7 +155,7 @@ class BatchSendResult(msgspec.Struct, kw_only=True):
 
 
 class Message(msgspec.Struct, kw_only=True, gc=False):
-    """A message as it is handed out."""
+    """A message as it is delivered."""
 
     message_id: str
     topic: str
@@ -153,7 +165,7 @@ class Message(msgspec.Struct, kw_only=True, gc=False):
     tag: str | UnsetType = UNSET
     ordering_key: str | UnsetType = UNSET
     payload: str | UnsetType = UNSET
-    payload_encoding: Annotated[str, Meta(description="utf8 or base64: how `payload` is to be read.")] | UnsetType = UNSET
+    payload_encoding: Annotated[str, Meta(description="Encoding of `payload`: utf8 or base64.")] | UnsetType = UNSET
     content_type: str | UnsetType = UNSET
     properties: dict[str, str]
     born_at: Timestamp
@@ -161,19 +173,21 @@ class Message(msgspec.Struct, kw_only=True, gc=False):
 
 
 class KnownMessage(msgspec.Struct, kw_only=True):
-    """A message as it is stored. One that waits for its time has no place in a queue yet, but a schedule."""
+    """A stored message. A delayed message has a schedule until its delivery, and no queue offset."""
 
     message_id: str
     topic: str
     queue_id: int | UnsetType = UNSET
     queue_offset: Offset | UnsetType = UNSET
-    schedule_id: Annotated[str, Meta(description="Of one that waits: what it is moved and cancelled by.")] | UnsetType = UNSET
+    schedule_id: Annotated[str, Meta(description="For a delayed message: the id to reschedule or cancel it.")] | UnsetType = (
+        UNSET
+    )
     deliver_at: Timestamp | UnsetType = UNSET
     key: str | UnsetType = UNSET
     tag: str | UnsetType = UNSET
     ordering_key: str | UnsetType = UNSET
     payload: str | UnsetType = UNSET
-    payload_encoding: Annotated[str, Meta(description="utf8 or base64: how `payload` is to be read.")] | UnsetType = UNSET
+    payload_encoding: Annotated[str, Meta(description="Encoding of `payload`: utf8 or base64.")] | UnsetType = UNSET
     content_type: str | UnsetType = UNSET
     properties: dict[str, str]
     born_at: Timestamp
@@ -183,33 +197,37 @@ class KnownMessage(msgspec.Struct, kw_only=True):
 class MessageQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """How a message is shown."""
 
-    payload: Annotated[PayloadForm, Meta(description="How the body is written; auto: utf8 where it is UTF-8.")] = "auto"
+    payload: Annotated[
+        PayloadForm,
+        Meta(description="Encoding of the body in the response. auto: utf8 if the body is valid UTF-8, otherwise base64."),
+    ] = "auto"
 
 
 class QueryMessagesQuery(MessageQuery, forbid_unknown_fields=True, kw_only=True, rename={"from_": "from"}):
     """Which messages to find."""
 
     topic: str
-    key: Annotated[str, Meta(min_length=1, max_length=255, description="The key, all of it.")]
-    from_: Annotated[str, Meta(description="Stored then or later.", extra_json_schema={"format": "date-time"})] | UnsetType = (
-        UNSET
-    )
-    to: Annotated[str, Meta(description="Stored then or earlier.", extra_json_schema={"format": "date-time"})] | UnsetType = (
-        UNSET
-    )
+    key: Annotated[str, Meta(min_length=1, max_length=255, description="The whole key.")]
+    from_: (
+        Annotated[str, Meta(description="Stored at or after this time.", extra_json_schema={"format": "date-time"})] | UnsetType
+    ) = UNSET
+    to: (
+        Annotated[str, Meta(description="Stored at or before this time.", extra_json_schema={"format": "date-time"})]
+        | UnsetType
+    ) = UNSET
     page_size: PageSize = DEFAULT_PAGE_SIZE
     page_token: PageToken | UnsetType = UNSET
 
 
 class FoundPage(msgspec.Struct, kw_only=True):
-    """Messages of a key, newest first."""
+    """Messages with a key, newest first."""
 
     items: list[Message]
     next_page_token: str | UnsetType = UNSET
 
 
 class TraceEvent(msgspec.Struct, kw_only=True):
-    """Something that happened to a message; from `leased` on it happened in a group."""
+    """An event of a message. Events from `leased` on belong to a group."""
 
     at: Timestamp | UnsetType = UNSET
     event: Annotated[
@@ -223,51 +241,57 @@ class TraceEvent(msgspec.Struct, kw_only=True):
     queue_id: int | UnsetType = UNSET
     queue_offset: Offset | UnsetType = UNSET
     group: str | UnsetType = UNSET
-    attempt: Annotated[int, Meta(description="Of a lease.")] | UnsetType = UNSET
-    worker: Annotated[str, Meta(description="Of a lease: who took it, where that was said.")] | UnsetType = UNSET
+    attempt: Annotated[int, Meta(description="For a lease: the attempt, from 1.")] | UnsetType = UNSET
+    worker: Annotated[str, Meta(description="For a lease: the worker, if it gave a name.")] | UnsetType = UNSET
 
 
 class Trace(msgspec.Struct, kw_only=True):
-    """What happened to a message, in order."""
+    """The history of a message, in order."""
 
     message_id: str
     topic: str
     items: list[TraceEvent]
     told_until: (
-        Annotated[Timestamp, Meta(description="So much happened since that it was not looked through beyond.")] | UnsetType
+        Annotated[Timestamp, Meta(description="The trace ends at this time: later events were too many to search.")] | UnsetType
     ) = UNSET
 
 
 class PullQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, rename={"from_": "from"}):
     """Where to read and how much."""
 
-    offset: Annotated[int, Meta(ge=0, description="The first offset to read; the beginning of the queue if left out.")] | (
+    offset: Annotated[int, Meta(ge=0, description="The first offset to read. Default: the beginning of the queue.")] | (
         UnsetType
     ) = UNSET
     from_: (
         Annotated[
             str,
             Meta(
-                description="Instead of an offset: the first message stored then or later. RFC 3339.",
+                description="Instead of an offset: start at the first message stored at or after this time. RFC 3339.",
                 extra_json_schema={"format": "date-time"},
             ),
         ]
         | UnsetType
     ) = UNSET
     max_messages: Annotated[int, Meta(ge=1, le=1_000)] = 32
-    max_bytes: Annotated[int, Meta(ge=1, le=MAX_BODY_BYTES, description="Of bodies; one message always comes.")] = 1 << 20
+    max_bytes: Annotated[
+        int, Meta(ge=1, le=MAX_BODY_BYTES, description="Maximum size of all bodies; at least one message is returned.")
+    ] = 1 << 20
     wait_ms: WaitMs = 0
     tag: Annotated[str, Meta(max_length=4_096, description="Only messages with this tag: `paid`, `paid || created`, `*`.")] = (
         "*"
     )
-    payload: Annotated[PayloadForm, Meta(description="How bodies are written; auto: utf8 where they are UTF-8.")] = "auto"
+    payload: Annotated[
+        PayloadForm,
+        Meta(description="Encoding of bodies in the response. auto: utf8 if a body is valid UTF-8, otherwise base64."),
+    ] = "auto"
     out_of_range: (
-        Annotated[Literal["earliest", "latest"], Meta(description="Where to go on when the offset cannot be read.")] | UnsetType
+        Annotated[Literal["earliest", "latest"], Meta(description="Where to continue if the offset is out of range.")]
+        | UnsetType
     ) = UNSET
 
 
 class MessagePage(msgspec.Struct, kw_only=True):
-    """A piece of a queue. `next_offset` is where to read on."""
+    """Messages of a queue. Continue at `next_offset`."""
 
     messages: list[Message]
     next_offset: Offset

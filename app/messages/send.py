@@ -45,20 +45,22 @@ _TEXT = {"type": "string", "minLength": 1, "maxLength": 3 * 255}  # percent-enco
 _RAW_HEADERS = (
     IDEMPOTENCY_KEY,
     HeaderParameter(
-        "Message-Key", "The key. This and the other texts: ASCII, other characters as percent-encoded UTF-8.", _TEXT
+        "Message-Key", ("The key. This header and the other texts are ASCII; percent-encode other characters as UTF-8."), _TEXT
     ),
     HeaderParameter("Message-Tag", "The tag.", _TEXT),
     HeaderParameter("Message-Ordering-Key", "Messages of one ordering key stay in order.", _TEXT),
     HeaderParameter("Message-Queue-Id", "The queue.", {"type": "integer", "minimum": 0, "maximum": 1_023}),
-    HeaderParameter("Message-Delay-Ms", "The delay.", {"type": "integer", "minimum": 0, "maximum": MAX_DELAY_MS}),
-    # Without `format: date-time`: a generator that makes times of such texts puts none into a header, and leaves the route out.
-    HeaderParameter("Message-Deliver-At", "When to deliver, RFC 3339.", {"type": "string", "minLength": 1, "maxLength": 64}),
     HeaderParameter(
-        "Message-Delay-Level", "The delay as one of RocketMQ's levels.", {"type": "integer", "minimum": 1, "maximum": 18}
+        "Message-Delay-Ms",
+        "Delay before delivery, in milliseconds.",
+        {"type": "integer", "minimum": 0, "maximum": MAX_DELAY_MS},
     ),
+    # Without `format: date-time`: a generator that makes times of such texts puts none into a header, and leaves the route out.
+    HeaderParameter("Message-Deliver-At", "Delivery time, RFC 3339.", {"type": "string", "minLength": 1, "maxLength": 64}),
+    HeaderParameter("Message-Delay-Level", "Delay as a level of RocketMQ.", {"type": "integer", "minimum": 1, "maximum": 18}),
     HeaderParameter(
         "Message-Require-Durability",
-        "The least that will do before the answer.",
+        "Minimum durability before the response is sent.",
         {"type": "string", "enum": ["synced", "buffered"]},
     ),
 )

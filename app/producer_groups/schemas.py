@@ -10,19 +10,23 @@ from app.problems import Problem
 
 
 class ProducerGroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """How the group is asked about its transactions. All but check_mode goes with `webhook`.
+    """How the group is checked. All fields except check_mode apply to `webhook`.
 
-    A field that is left out keeps its value; in a new group, and with `If-Match`, it gets its default.
+    Omitted fields keep their value; in a new group, and with `If-Match`, they get their default.
     """
 
     check_mode: Annotated[Literal["poll", "webhook"], Meta(description="Default: poll.")] | UnsetType = UNSET
     check_url: (
-        Annotated[str, Meta(min_length=1, max_length=2_048, description="Where checks are sent: https, public, port 443.")]
+        Annotated[
+            str,
+            Meta(min_length=1, max_length=2_048, description="URL that checks are sent to: https, a public address, port 443."),
+        ]
         | UnsetType
     ) = UNSET
     timeout_ms: (
         Annotated[
-            int, Meta(ge=1, le=60_000, description="For one try, from the lookup of the name to the last byte. Default: 15000.")
+            int,
+            Meta(ge=1, le=60_000, description="Limit for one attempt, from the DNS lookup to the last byte. Default: 15000."),
         ]
         | UnsetType
     ) = UNSET
@@ -32,7 +36,7 @@ class ProducerGroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
             Meta(
                 ge=1,
                 le=1_000,
-                description="A check is sent while its host has fewer under way, of whichever group. Default: 4.",
+                description="Maximum number of concurrent checks to the host, of all groups. Default: 4.",
             ),
         ]
         | UnsetType
@@ -48,12 +52,15 @@ class ProducerGroup(msgspec.Struct, kw_only=True):
     timeout_ms: int | UnsetType = UNSET
     concurrency: int | UnsetType = UNSET
     signing_secret: (
-        Annotated[str, Meta(description="Shown once: in the answer to the request that made it, and never again.")] | UnsetType
+        Annotated[str, Meta(description="Returned only once, in the response to the request that created it.")] | UnsetType
     ) = UNSET
     previous_secret_expires_at: (
         Annotated[
             str,
-            Meta(description="The secret before this one signs too until then.", extra_json_schema={"format": "date-time"}),
+            Meta(
+                description="Until this time checks are also signed with the previous secret.",
+                extra_json_schema={"format": "date-time"},
+            ),
         ]
         | UnsetType
     ) = UNSET
@@ -61,7 +68,7 @@ class ProducerGroup(msgspec.Struct, kw_only=True):
         Annotated[
             str,
             Meta(
-                description="The endpoint said 410: it is not asked any more, until the group is put again.",
+                description="The endpoint answered 410 at this time. It is not called again until the group is updated.",
                 extra_json_schema={"format": "date-time"},
             ),
         ]
@@ -72,37 +79,35 @@ class ProducerGroup(msgspec.Struct, kw_only=True):
 
 
 class RotateSecretInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """No field is taken; the body may be left out."""
+    """An empty object. The body may be omitted."""
 
 
 class CheckTestInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """No field is taken; the body may be left out."""
+    """An empty object. The body may be omitted."""
 
 
 class CheckTestCase(msgspec.Struct, kw_only=True):
-    """A made-up question, and what came of it."""
+    """A test case and its result."""
 
     case: Annotated[
         str,
-        Meta(
-            description="never_seen, asked_again, very_old, wrong_signature or old_timestamp; releases to come may add others."
-        ),
+        Meta(description="never_seen, asked_again, very_old, wrong_signature or old_timestamp; later releases may add others."),
     ]
     expected: str
-    got: Annotated[str, Meta(description="commit, rollback or unknown; or why it is no answer.")]
+    got: Annotated[str, Meta(description="commit, rollback or unknown; or the reason why there was no valid answer.")]
     passed: bool
-    latency_ms: Annotated[int, Meta(description="Missing where nothing was sent.")] | UnsetType = UNSET
+    latency_ms: Annotated[int, Meta(description="Absent if nothing was sent.")] | UnsetType = UNSET
 
 
 class CheckTestResult(msgspec.Struct, kw_only=True):
-    """Whether an endpoint keeps the contract of checks. `passed`: in every case."""
+    """Whether an endpoint follows the contract of checks. `passed`: in every case."""
 
     passed: bool
     cases: list[CheckTestCase]
 
 
 class ReceiveChecksInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """How many work items, how long to wait for one, and for how long they are lent."""
+    """Maximum number of checks, how long to wait for one, and their lease time."""
 
     max_checks: Annotated[int, Meta(ge=1, le=1_000)] = 32
     wait_ms: WaitMs = 0
@@ -118,12 +123,14 @@ class CheckMessage(msgspec.Struct, kw_only=True, gc=False):
 
 
 class Check(msgspec.Struct, kw_only=True):
-    """A question: what became of this transaction?"""
+    """A check: asks the producer for the outcome of a transaction."""
 
     check_id: str
     transaction_id: str
     business_key: str | UnsetType = UNSET
-    answer_number: Annotated[int, Meta(description="From 1; answered unknowns since it was begun or resumed, and this one.")]
+    answer_number: Annotated[
+        int, Meta(description="From 1: the number of this answer, counted since the transaction was begun or resumed.")
+    ]
     prepared_at: Timestamp
     age_ms: int
     messages: list[CheckMessage]
@@ -137,13 +144,14 @@ class CheckList(msgspec.Struct, kw_only=True):
 
 
 class AnswerInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What became of it. `unknown` is for a transaction that is still under way."""
+    """The outcome of a transaction. Answer `unknown` while the transaction is still in progress."""
 
     check_id: Annotated[str, Meta(min_length=1, max_length=255)]
     decision: Literal["commit", "rollback", "unknown"]
-    evidence: Annotated[dict[str, str], Meta(max_length=32, description="Kept with the answer.")] | UnsetType = UNSET
+    evidence: Annotated[dict[str, str], Meta(max_length=32, description="Stored with the answer.")] | UnsetType = UNSET
     recheck_after_ms: (
-        Annotated[int, Meta(ge=0, le=86_400_000, description="When to ask again, instead of the interval.")] | UnsetType
+        Annotated[int, Meta(ge=0, le=86_400_000, description="Delay before the next check, instead of the interval.")]
+        | UnsetType
     ) = UNSET
 
 
@@ -154,7 +162,7 @@ class AnswersInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class AnswerResult(msgspec.Struct, kw_only=True):
-    """What became of one answer: the transaction's state, or a problem."""
+    """Result of one answer: the state of the transaction, or a problem."""
 
     check_id: str
     status: int
@@ -163,7 +171,7 @@ class AnswerResult(msgspec.Struct, kw_only=True):
 
 
 class AnswersResult(msgspec.Struct, kw_only=True):
-    """What became of the answers, in their order."""
+    """Results of the answers, in the same order."""
 
     accepted: int
     rejected: int

@@ -23,7 +23,7 @@ from storage.errors import UnknownTopic, UnsupportedCombination
 from storage.formats import properties
 from storage.message import Message
 
-_PREFER = HeaderParameter("Prefer", "wait=10: another way to say `wait_ms`, in seconds.", {"type": "string"})
+_PREFER = HeaderParameter("Prefer", "`wait=10` is the same as `wait_ms`, in seconds.", {"type": "string"})
 _KEPT = ("request_not_found", "message_expired", "record_corrupt", "not_supported_by_engine")
 
 

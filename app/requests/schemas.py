@@ -11,12 +11,12 @@ MAX_TIMEOUT_MS = 7 * 86_400_000
 
 
 class RequestInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A message that somebody is to reply to, and how long that may take."""
+    """A message that expects a reply, and the time allowed for it."""
 
     message: MessageInput
-    timeout_ms: Annotated[
-        int, Meta(ge=1, le=MAX_TIMEOUT_MS, description="For how long a reply is in time, in milliseconds.")
-    ] = 30_000
+    timeout_ms: Annotated[int, Meta(ge=1, le=MAX_TIMEOUT_MS, description="Time allowed for the reply, in milliseconds.")] = (
+        30_000
+    )
     wait_ms: WaitMs | UnsetType = UNSET
 
 
@@ -27,40 +27,38 @@ class RequestQuery(MessageQuery, forbid_unknown_fields=True, kw_only=True):
 
 
 class Reply(msgspec.Struct, kw_only=True):
-    """What was replied."""
+    """A reply."""
 
     message_id: str
     payload: str | UnsetType = UNSET
-    payload_encoding: Annotated[str, Meta(description="utf8 or base64: how `payload` is to be read.")] | UnsetType = UNSET
+    payload_encoding: Annotated[str, Meta(description="Encoding of `payload`: utf8 or base64.")] | UnsetType = UNSET
     content_type: str | UnsetType = UNSET
     properties: dict[str, str]
     replied_at: Timestamp
 
 
 class RequestView(msgspec.Struct, kw_only=True):
-    """A request as it is now."""
+    """The current state of a request."""
 
     request_id: str
     state: Annotated[str, Meta(description="pending, replied, timed_out or cancelled.")]
     topic: str
     message_id: str
     asked_at: Timestamp
-    expires_at: Annotated[Timestamp, Meta(description="Until then a reply is in time.")]
-    closed_at: Annotated[Timestamp, Meta(description="When it left pending.")] | UnsetType = UNSET
+    expires_at: Annotated[Timestamp, Meta(description="Deadline for the reply.")]
+    closed_at: Annotated[Timestamp, Meta(description="Time at which it was closed.")] | UnsetType = UNSET
     reply: Reply | UnsetType = UNSET
-    latency_ms: Annotated[int, Meta(description="From the request to its reply.")] | UnsetType = UNSET
+    latency_ms: Annotated[int, Meta(description="Time between the request and its reply.")] | UnsetType = UNSET
     late_reply_at: (
-        Annotated[Timestamp, Meta(description="When a reply came after the deadline; it is kept as `reply`.")] | UnsetType
+        Annotated[Timestamp, Meta(description="Time of a reply after the deadline; the reply is kept as `reply`.")] | UnsetType
     ) = UNSET
 
 
 class ReplyResult(msgspec.Struct, kw_only=True):
-    """What became of a reply."""
+    """Result of a reply."""
 
     request_id: str
-    message_id: Annotated[str, Meta(description="The reply's own.")]
-    state: Annotated[str, Meta(description="replied; or timed_out, where the reply came late.")]
+    message_id: Annotated[str, Meta(description="Message id of the reply.")]
+    state: Annotated[str, Meta(description="replied, or timed_out if the reply was late.")]
     late: bool
-    settled: Annotated[
-        bool, Meta(description="Was the request's message acknowledged with it? False where its lease had ended.")
-    ]
+    settled: Annotated[bool, Meta(description="True if the request message was acknowledged; false if its lease had ended.")]

@@ -14,48 +14,59 @@ CronText = Annotated[
     Meta(
         min_length=1,
         max_length=255,
-        description="Minute, hour, day of month, month, day of week; six fields begin with seconds; or @hourly, @daily, ...",
+        description=(
+            "Five fields: minute, hour, day of month, month, day of week. Six fields start with "
+            "seconds. Also @hourly, @daily, ..."
+        ),
     ),
 ]
-ZoneText = Annotated[str, Meta(min_length=1, max_length=64, description="A name of the IANA database, as Europe/Berlin.")]
-_CATCH_UP = "Of occurrences that were missed: skip them all, make up for the last one (once), or for the last hundred (all)."
+ZoneText = Annotated[
+    str, Meta(min_length=1, max_length=64, description="A time zone of the IANA database, for example Europe/Berlin.")
+]
+_CATCH_UP = "What to do about missed occurrences: skip all of them, send the last one (once), or send the last hundred (all)."
 
 
 class Firing(msgspec.Struct, kw_only=True):
-    """Something that came of a cron schedule."""
+    """An event of a cron schedule."""
 
     event: Annotated[str, Meta(description="fired, skipped, set_aside or counted_anew.")]
-    at: Annotated[str, Meta(description="When it was noted.", extra_json_schema={"format": "date-time"})]
+    at: Annotated[str, Meta(description="Time of the event.", extra_json_schema={"format": "date-time"})]
     occurrence: (
-        Annotated[str, Meta(description="The time that was meant.", extra_json_schema={"format": "date-time"})] | UnsetType
+        Annotated[str, Meta(description="The scheduled time.", extra_json_schema={"format": "date-time"})] | UnsetType
     ) = UNSET
     message_id: str | UnsetType = UNSET
-    reason: Annotated[str, Meta(description="Why its message could not be sent.")] | UnsetType = UNSET
+    reason: Annotated[str, Meta(description="Reason why its message could not be sent.")] | UnsetType = UNSET
     skipped_from: Timestamp | UnsetType = UNSET
     skipped_to: Timestamp | UnsetType = UNSET
 
 
 class Schedule(msgspec.Struct, kw_only=True):
-    """A message that is delivered later, or was; or a cron schedule, which sends one again and again."""
+    """A delayed message, or a cron schedule that sends a message repeatedly."""
 
     schedule_id: str
     kind: Annotated[str, Meta(description="message or cron.")]
-    message_id: Annotated[str, Meta(description="Of kind message.")] | UnsetType = UNSET
+    message_id: Annotated[str, Meta(description="For kind message.")] | UnsetType = UNSET
     topic: str
     deliver_at: (
         Annotated[
             str,
             Meta(
-                description="Of kind cron the next time; without it no more is to come.",
+                description="For kind cron: the next time; absent if there is none.",
                 extra_json_schema={"format": "date-time"},
             ),
         ]
         | UnsetType
     ) = UNSET
-    state: Annotated[str, Meta(description="scheduled, delivered, cancelled or set_aside; of kind cron paused, too.")]
-    reason: Annotated[str, Meta(description="Why it was set aside: it could not be delivered, or worked out.")] | UnsetType = (
-        UNSET
-    )
+    state: Annotated[str, Meta(description="scheduled, delivered, cancelled or set_aside; for kind cron also paused.")]
+    reason: (
+        Annotated[
+            str,
+            Meta(
+                description="Why it was set aside: its message could not be delivered, or its next time could not be computed."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     revision: int
     cron: str | UnsetType = UNSET
     time_zone: str | UnsetType = UNSET
@@ -67,7 +78,7 @@ class Schedule(msgspec.Struct, kw_only=True):
 
 
 class CronInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A message to be sent at every time that a cron line names. It has no delay of its own."""
+    """A message to send at every time that matches a cron line. It cannot have a delay of its own."""
 
     cron: CronText
     time_zone: ZoneText = "UTC"
@@ -75,18 +86,18 @@ class CronInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     message: MessageInput
     catch_up: Annotated[CatchUpWord, Meta(description=_CATCH_UP)] = "skip"
     paused: bool = False
-    dry_run: Annotated[bool, Meta(description="Only say when it would fire.")] = False
+    dry_run: Annotated[bool, Meta(description="Return the next times, and create nothing.")] = False
 
 
 class Occurrence(msgspec.Struct, kw_only=True):
-    """A time at which a cron schedule fires."""
+    """A time at which a cron schedule sends its message."""
 
     at: Timestamp
-    local: Annotated[str, Meta(description="The same as a clock of its time zone shows it, with the offset.")]
+    local: Annotated[str, Meta(description="The same time in the schedule's time zone, with UTC offset.")]
 
 
 class OccurrenceList(msgspec.Struct, kw_only=True):
-    """When a cron schedule fires next."""
+    """The next times of a cron schedule."""
 
     cron: str
     time_zone: str
@@ -101,7 +112,10 @@ class ListOccurrencesQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=T
 
 
 class SchedulePage(msgspec.Struct, kw_only=True):
-    """Cron schedules as they were made, then messages by their times. A page may be short, or empty, with others behind it."""
+    """Cron schedules in the order of their creation, then delayed messages by delivery time.
+
+    A page may be short or empty although more pages follow.
+    """
 
     items: list[Schedule]
     next_page_token: str | UnsetType = UNSET
@@ -113,15 +127,19 @@ class ListSchedulesQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
     kind: Literal["message", "cron"] | UnsetType = UNSET
     topic: Annotated[str, Meta(min_length=1, max_length=127)] | UnsetType = UNSET
     due_before: (
-        Annotated[str, Meta(description="Due before then. RFC 3339.", extra_json_schema={"format": "date-time"})] | UnsetType
+        Annotated[str, Meta(description="Due before this time. RFC 3339.", extra_json_schema={"format": "date-time"})]
+        | UnsetType
     ) = UNSET
-    state: Annotated[str, Meta(max_length=100, description="States with commas between.")] = "scheduled"
+    state: Annotated[str, Meta(max_length=100, description="Comma-separated states.")] = "scheduled"
     page_size: PageSize = DEFAULT_PAGE_SIZE
     page_token: PageToken | UnsetType = UNSET
 
 
 class RescheduleInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Of kind message the new time; one that is past delivers at once. The other fields are those of kind cron."""
+    """For kind message, the new delivery time; a time in the past delivers immediately.
+
+    The other fields are for kind cron.
+    """
 
     deliver_at: Timestamp | UnsetType = UNSET
     cron: CronText | UnsetType = UNSET

@@ -23,10 +23,15 @@ TopicName = Annotated[
 
 
 class TopicSchema(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What the JSON of a topic's messages must be. A message that is none, or another, is refused while `mode` is enforce."""
+    """A JSON Schema for the messages of a topic.
+
+    With `mode` enforce, a message that is not JSON or does not match is rejected.
+    """
 
     kind: Literal["json_schema"] = "json_schema"
-    mode: Annotated[Literal["enforce", "off"], Meta(description="off: it is kept, and nothing is refused.")] = "enforce"
+    mode: Annotated[Literal["enforce", "off"], Meta(description="off: the schema is stored, and no message is rejected.")] = (
+        "enforce"
+    )
     json: Annotated[
         Raw,
         Meta(
@@ -40,9 +45,9 @@ class TopicDefinition(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The settings of a topic."""
 
     queues: Annotated[int, Meta(ge=1, le=1_024)] = 4
-    message_types: Annotated[list[MessageType], Meta(min_length=1, max_length=4, description="What may be sent to it.")] = (
-        msgspec.field(default_factory=lambda: list(ALL_TYPES))
-    )
+    message_types: Annotated[
+        list[MessageType], Meta(min_length=1, max_length=4, description="Types of messages that the topic accepts.")
+    ] = msgspec.field(default_factory=lambda: list(ALL_TYPES))
     retention_ms: (
         Annotated[
             int,
@@ -50,32 +55,31 @@ class TopicDefinition(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
                 ge=1,
                 le=_MAX_MS,
                 description=(
-                    "How long its messages are kept, at least. Whole segments of the log are dropped, in which messages of all "
-                    "topics lie: the longest retention of any topic counts for all, or the service's own where that is longer. "
-                    "Without it the service's own, three days unless set."
+                    "Minimum time for which messages are kept. Retention deletes whole segments of the "
+                    "log, which hold messages of all topics. The longest retention of any topic therefore "
+                    "applies to all topics, or the retention of the service if that is longer. Default: "
+                    "the retention of the service, three days unless configured."
                 ),
             ),
         ]
         | UnsetType
     ) = UNSET
     max_message_bytes: Annotated[int, Meta(ge=1, le=MAX_BODY_BYTES)] = 4 * MIB
-    dedup_window_ms: Annotated[int, Meta(ge=0, le=_MAX_MS, description="How long an Idempotency-Key counts.")] = DAY_MS
+    dedup_window_ms: Annotated[int, Meta(ge=0, le=_MAX_MS, description="How long an Idempotency-Key is remembered.")] = DAY_MS
     max_delay_ms: Annotated[int, Meta(ge=0, le=_MAX_MS)] = 30 * DAY_MS
     schema: TopicSchema | UnsetType = UNSET
 
 
 class TopicInput(TopicDefinition, forbid_unknown_fields=True, kw_only=True):
-    """A topic to be made."""
+    """A topic to create."""
 
     topic: TopicName
 
 
 class TopicChanges(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What is to be otherwise; what is left out stays."""
+    """Settings to change. Omitted fields keep their value."""
 
-    queues: Annotated[int, Meta(ge=1, le=1_024, description="More than before: queues are never taken away.")] | UnsetType = (
-        UNSET
-    )
+    queues: Annotated[int, Meta(ge=1, le=1_024, description="The number of queues can only grow.")] | UnsetType = UNSET
     message_types: Annotated[list[MessageType], Meta(min_length=1, max_length=4)] | UnsetType = UNSET
     retention_ms: Annotated[int, Meta(ge=1, le=_MAX_MS)] | UnsetType = UNSET
     max_message_bytes: Annotated[int, Meta(ge=1, le=MAX_BODY_BYTES)] | UnsetType = UNSET
@@ -114,21 +118,21 @@ class PageQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TopicStats(msgspec.Struct, kw_only=True):
-    """A topic in numbers."""
+    """Metrics of a topic."""
 
     topic: str
     queues: int
-    messages: Annotated[int, Meta(description="That can be read.", extra_json_schema={"format": "int64"})]
+    messages: Annotated[int, Meta(description="Number of readable messages.", extra_json_schema={"format": "int64"})]
     messages_ever: Annotated[
-        int, Meta(description="Those that have expired among them.", extra_json_schema={"format": "int64"})
+        int, Meta(description="Number of messages ever stored, including expired ones.", extra_json_schema={"format": "int64"})
     ]
-    groups: Annotated[list[str], Meta(description="The consumer groups that read it.")]
+    groups: Annotated[list[str], Meta(description="Consumer groups that read the topic.")]
 
 
 class DeleteTopicQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """How to delete a topic."""
 
-    dry_run: Annotated[bool, Meta(description="Change nothing, and answer what would be deleted.")] = False
+    dry_run: Annotated[bool, Meta(description="Return what would be deleted, and change nothing.")] = False
     force: Annotated[
         bool,
         Meta(description="Roll back the open transactions that name the topic, and end its subscriptions and schedules."),
@@ -147,7 +151,7 @@ class TopicUse(msgspec.Struct, kw_only=True):
 
 
 class Queue(msgspec.Struct, kw_only=True):
-    """One queue of a topic and the offsets that can be read."""
+    """A queue of a topic and its readable offsets."""
 
     queue_id: int
     min_offset: Offset
@@ -167,7 +171,10 @@ class OffsetQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class QueuePosition(msgspec.Struct, kw_only=True):
-    """The first message stored at that moment or later; behind the last one the end, without `stored_at`."""
+    """The first message stored at or after the given time.
+
+    If there is none: the end of the queue, without `stored_at`.
+    """
 
     queue_id: int
     offset: Offset

@@ -23,19 +23,19 @@ class TransactionMessageInput(msgspec.Struct, forbid_unknown_fields=True, kw_onl
 
 
 class CheckInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """When the producer is asked what became of the transaction, and what happens when nobody can say."""
+    """When the producer is checked, and what happens if the outcome stays unknown."""
 
     first_after_ms: CheckMs = 10_000
     interval_ms: CheckMs = 30_000
-    max_answers: Annotated[int, Meta(ge=1, le=1_000, description="Answered unknowns until it is exhausted.")] = 15
-    unreachable_limit_ms: Annotated[int, Meta(ge=1, le=_MAX_MS, description="How long a check may stay unanswered.")] = (
-        86_400_000
-    )
+    max_answers: Annotated[int, Meta(ge=1, le=1_000, description="Number of `unknown` answers after which checking ends.")] = 15
+    unreachable_limit_ms: Annotated[
+        int, Meta(ge=1, le=_MAX_MS, description="Maximum time that a check may stay unanswered.")
+    ] = 86_400_000
     on_exhausted: Literal["hold", "rollback"] = "hold"
 
 
 class BeginInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A transaction to be begun: its messages are stored, and seen by nobody before it commits."""
+    """A transaction to begin. Its messages are stored, and no consumer sees them before the commit."""
 
     producer_group: Name
     messages: Annotated[list[TransactionMessageInput], Meta(min_length=1, max_length=MAX_ENTRIES)]
@@ -45,7 +45,7 @@ class BeginInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TransactionMessage(msgspec.Struct, kw_only=True, gc=False):
-    """A message of a transaction; where it is, once committed. A delayed one has a schedule then."""
+    """A message of a transaction. After the commit it has a queue offset, or a schedule if it is delayed."""
 
     message_id: str
     topic: str
@@ -55,7 +55,7 @@ class TransactionMessage(msgspec.Struct, kw_only=True, gc=False):
 
 
 class Transaction(msgspec.Struct, kw_only=True):
-    """A transaction as it is now."""
+    """The current state of a transaction."""
 
     transaction_id: str
     state: Annotated[str, Meta(description="prepared, held, committed or rolled_back.")]
@@ -68,18 +68,18 @@ class Transaction(msgspec.Struct, kw_only=True):
         Annotated[
             str,
             Meta(
-                description="Of an open one. One that is held is not asked about until it is resumed.",
+                description="For an open transaction: time of the next check. A held transaction is not checked until it is resumed.",
                 extra_json_schema={"format": "date-time"},
             ),
         ]
         | UnsetType
     ) = UNSET
-    answers: Annotated[int, Meta(description="Checks answered unknown since it was begun or resumed.")]
+    answers: Annotated[int, Meta(description="Number of `unknown` answers since it was begun or resumed.")]
     last_answer: str | UnsetType = UNSET
-    last_failure: Annotated[str, Meta(description="Why the last try of the open check gave no answer.")] | UnsetType = UNSET
+    last_failure: Annotated[str, Meta(description="Why the last attempt of the open check had no answer.")] | UnsetType = UNSET
     hold_reason: Annotated[str, Meta(description="answers_exhausted or unreachable.")] | UnsetType = UNSET
-    checking: Annotated[bool, Meta(description="A check is open that its producer has not answered.")]
-    late: Annotated[bool, Meta(description="Decided after it had been held.")]
+    checking: Annotated[bool, Meta(description="True if a check is waiting for the producer's answer.")]
+    late: Annotated[bool, Meta(description="True if it was decided after it had been held.")]
     resolved_by: Annotated[str, Meta(description="producer, check, operator or policy.")] | UnsetType = UNSET
     resolved_at: Timestamp | UnsetType = UNSET
     reason: str | UnsetType = UNSET
@@ -87,7 +87,7 @@ class Transaction(msgspec.Struct, kw_only=True):
 
 
 class Decision(msgspec.Struct, kw_only=True):
-    """What was decided. `replayed`: it had been decided so before."""
+    """A decision. `replayed` is true if the same decision had been made before."""
 
     transaction_id: str
     state: str
@@ -129,7 +129,8 @@ class GetTransactionQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tr
         Annotated[
             str,
             Meta(
-                description="How it stood at this time; not together with wait_ms.", extra_json_schema={"format": "date-time"}
+                description="Return the state at this time; not allowed with wait_ms.",
+                extra_json_schema={"format": "date-time"},
             ),
         ]
         | UnsetType
@@ -139,7 +140,7 @@ class GetTransactionQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tr
 class ListTransactionsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Which transactions."""
 
-    state: Annotated[str, Meta(max_length=100, description="States with commas between; all if left out.")] | UnsetType = UNSET
+    state: Annotated[str, Meta(max_length=100, description="Comma-separated states. Default: all.")] | UnsetType = UNSET
     producer_group: Name | UnsetType = UNSET
     older_than_ms: Annotated[int, Meta(ge=0, le=_MAX_MS)] = 0
     page_size: PageSize = DEFAULT_PAGE_SIZE
@@ -147,38 +148,43 @@ class ListTransactionsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=
 
 
 class CheckNowInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`dry_run`: ask, and change nothing whatever the answer is."""
+    """With `dry_run` the producer is checked, but its answer changes nothing."""
 
     dry_run: bool = False
 
 
 class CheckNowResult(msgspec.Struct, kw_only=True):
-    """What the producer said. A group that is polled is not asked: its work item is due at once."""
+    """The producer's answer. A group that polls is not called: its check becomes due immediately."""
 
-    state: Annotated[str, Meta(description="Of the transaction, now.")]
-    decision: Annotated[str, Meta(description="commit, rollback, unknown; none: there was no answer.")] | UnsetType = UNSET
-    would_change: Annotated[str, Meta(description="With dry_run: what the answer would have changed.")] | UnsetType = UNSET
+    state: Annotated[str, Meta(description="Current state of the transaction.")]
+    decision: Annotated[str, Meta(description="commit, rollback or unknown; none if there was no answer.")] | UnsetType = UNSET
+    would_change: Annotated[str, Meta(description="With dry_run: the change that the answer would have made.")] | UnsetType = (
+        UNSET
+    )
     latency_ms: int | UnsetType = UNSET
     evidence: dict[str, str] | UnsetType = UNSET
     reason: (
-        Annotated[str, Meta(description="Why there was no answer: timeout, unreachable, invalid or disabled.")] | UnsetType
+        Annotated[str, Meta(description="Reason why there was no answer: timeout, unreachable, invalid or disabled.")]
+        | UnsetType
     ) = UNSET
     detail: str | UnsetType = UNSET
 
 
 class TransactionEvent(msgspec.Struct, kw_only=True):
-    """Something that happened to a transaction."""
+    """An event of a transaction."""
 
     at: Timestamp
     event: Annotated[
         str,
         Meta(
-            description="half_stored, put_back, check_sent, check_answered, check_failed, held, resumed, committed or "
-            "rolled_back; releases to come may add others."
+            description=(
+                "half_stored, put_back, check_sent, check_answered, check_failed, held, resumed, "
+                "committed or rolled_back; later releases may add others."
+            )
         ),
     ]
     log_offset: Offset | UnsetType = UNSET
-    attempt: Annotated[int, Meta(description="Of its check, from 1.")] | UnsetType = UNSET
+    attempt: Annotated[int, Meta(description="For a check: the attempt, from 1.")] | UnsetType = UNSET
     via: str | UnsetType = UNSET
     decision: str | UnsetType = UNSET
     latency_ms: int | UnsetType = UNSET
@@ -191,25 +197,25 @@ class TransactionEvent(msgspec.Struct, kw_only=True):
 
 
 class TransactionHistory(msgspec.Struct, kw_only=True):
-    """What happened to a transaction, oldest first."""
+    """The history of a transaction, oldest first."""
 
     items: list[TransactionEvent]
 
 
 class Explanation(msgspec.Struct, kw_only=True):
-    """A transaction in words."""
+    """An explanation of a transaction in words."""
 
     summary: str
     facts: list[str]
-    next: Annotated[str, Meta(description="What happens next and when, or what to do.")]
+    next: Annotated[str, Meta(description="The next event and its time, or the action to take.")]
 
 
 class NothingInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """No field is taken; the body may be left out."""
+    """An empty object. The body may be omitted."""
 
 
 class RollbackInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Why."""
+    """The reason for the rollback."""
 
     reason: Reason | UnsetType = UNSET
 

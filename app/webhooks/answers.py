@@ -22,24 +22,33 @@ _BUSY = (408, 425, 429)
 
 
 class CheckQuestion(msgspec.Struct, kw_only=True):
-    """What became of this transaction? Signed as Standard Webhooks say; the webhook-id is the check_id, on every try."""
+    """A check of one transaction, signed according to Standard Webhooks.
+
+    The webhook-id is the check_id in every attempt.
+    """
 
     kind: Literal["transaction.check"] = "transaction.check"
     check_id: str
     transaction_id: str
     business_key: str | UnsetType = UNSET
     age_ms: int
-    answer_number: Annotated[int, Meta(description="From 1; answered unknowns since it was begun or resumed, and this one.")]
+    answer_number: Annotated[
+        int, Meta(description="From 1: the number of this answer, counted since the transaction was begun or resumed.")
+    ]
 
 
 class CheckAnswer(msgspec.Struct, kw_only=True):
-    """The producer's word. `unknown` is for a transaction that is still under way. Unknown fields are passed over."""
+    """The producer's answer.
+
+    Answer `unknown` while the transaction is still in progress. Unknown fields are ignored.
+    """
 
     decision: Literal["commit", "rollback", "unknown"]
     recheck_after_ms: (
-        Annotated[int, Meta(ge=0, le=86_400_000, description="When to ask again, instead of the interval.")] | UnsetType
+        Annotated[int, Meta(ge=0, le=86_400_000, description="Delay before the next check, instead of the interval.")]
+        | UnsetType
     ) = UNSET
-    evidence: Annotated[dict[str, str], Meta(max_length=32, description="Kept with the answer.")] | UnsetType = UNSET
+    evidence: Annotated[dict[str, str], Meta(max_length=32, description="Stored with the answer.")] | UnsetType = UNSET
 
 
 def read_answer(answer: Answer, *, now_ms: int) -> Answered | Failed:
