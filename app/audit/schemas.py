@@ -258,7 +258,9 @@ class DownloadQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     format: Annotated[
         Literal["json", "csv", "html", "parquet"],
         Meta(
-            description="json: the report. csv: its findings. html: the report with plots. parquet: one row for each transaction."
+            description=(
+                "json: the report. csv: its findings. html: the report with plots. parquet: one row for each transaction."
+            ),
         ),
     ] = "json"
 

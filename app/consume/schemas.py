@@ -33,7 +33,9 @@ class ReceiveInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             Meta(
                 min_length=1,
                 max_length=255,
-                description="Makes the request repeatable after a lost response: the same id returns the same messages and leases.",
+                description=(
+                    "Makes the request repeatable after a lost response: the same id returns the same messages and leases."
+                ),
             ),
         ]
         | UnsetType

@@ -33,7 +33,9 @@ class PayloadInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=
         Annotated[
             dict[str, str],
             Meta(
-                description="Properties of the sender. Names and values, with key, tag and ordering key, may have 16 KiB in total."
+                description=(
+                    "Properties of the sender. Names and values, with key, tag and ordering key, may have 16 KiB in total."
+                ),
             ),
         ]
         | UnsetType

@@ -17,7 +17,9 @@ class TaskFailure(msgspec.Struct, kw_only=True, gc=False):
     code: Annotated[
         str,
         Meta(
-            description="message_not_found: no dead letter has this id. record_corrupt: the message is damaged, and its body is lost."
+            description=(
+                "message_not_found: no dead letter has this id. record_corrupt: the message is damaged, and its body is lost."
+            ),
         ),
     ]
 

@@ -68,7 +68,9 @@ class Transaction(msgspec.Struct, kw_only=True):
         Annotated[
             str,
             Meta(
-                description="For an open transaction: time of the next check. A held transaction is not checked until it is resumed.",
+                description=(
+                    "For an open transaction: time of the next check. A held transaction is not checked until it is resumed."
+                ),
                 extra_json_schema={"format": "date-time"},
             ),
         ]
