@@ -26,7 +26,6 @@ def audit(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.xdist_group("spark")
 @pytest.mark.faults
 def test_the_exit_status_says_what_came_of_it(tmp_path):
     """One process for all, since Java takes seconds to start."""

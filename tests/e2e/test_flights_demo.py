@@ -52,7 +52,6 @@ def test_three_hundred_flights_balance_although_producers_and_the_service_are_ki
 
 
 @needs_the_data
-@pytest.mark.xdist_group("spark")
 @pytest.mark.faults
 def test_the_audit_of_the_demo_proves_from_the_log_what_the_service_says(tmp_path):
     with started_demo(tmp_path, "--rows=100", "--producers=2", "--producer-kills=1", "--server-kills=1", "--audit") as demo:

@@ -14,7 +14,7 @@ import pytest
 from audit.java import JavaNotFound, java_home
 from tests.support.planted import plant
 
-pytestmark = [pytest.mark.faults, pytest.mark.xdist_group("spark")]
+pytestmark = pytest.mark.faults
 
 BIN = Path(sys.executable).parent
 JOB = Path(__file__).parents[2] / "examples" / "audit_job.py"
