@@ -71,10 +71,10 @@ def decode(decoder: msgspec.json.Decoder[T], raw: bytes, *, max_values: int = MA
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Refusal("malformed_request", f"the body is not JSON: {error}") from None
     except RecursionError:
-        raise _too_deep() from None
+        raise too_deep() from None
     # What is no JSON is said first, wherever in the body it stands.
     compact(raw, depth=0)
-    raise _invalid(field_error(sentence, decoder.type))
+    raise invalid(field_error(sentence, decoder.type))
 
 
 def decode_as(raw: bytes, kind: Any, max_values: int) -> Any:
@@ -142,7 +142,7 @@ def decode_text(raw: bytes) -> str:
     return "".join([decoder.decode(raw[at : at + _PIECE_BYTES], at + _PIECE_BYTES >= len(raw)) for at in pieces])
 
 
-def _invalid(field: FieldError) -> Refusal:
+def invalid(field: FieldError) -> Refusal:
     return Refusal("validation_failed", f"{field.pointer or 'the body'}: {field.detail}", errors=[field])
 
 
@@ -187,7 +187,7 @@ def _parsed(parse: Callable[[bytes], T], raw: bytes) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Refusal("malformed_request", f"the body is not JSON: {error}") from None
     except RecursionError:
-        raise _too_deep() from None
+        raise too_deep() from None
 
 
 def _check_numbers(text: bytes) -> None:
@@ -202,7 +202,7 @@ def _too_large_number() -> Refusal:
     return Refusal("malformed_request", "a number is larger than a double holds")
 
 
-def _too_deep() -> Refusal:
+def too_deep() -> Refusal:
     return Refusal("malformed_request", f"the body is nested deeper than {MAX_DEPTH} levels")
 
 
@@ -210,11 +210,11 @@ def convert(values: dict[str, Any], kind: type[T], *, pointer: str) -> T:
     """Texts (of a query, of headers) as the struct; a Refusal where one is wrong."""
     for name in _whole_numbers(cast("Any", kind)) & values.keys():
         if not _WHOLE_NUMBER.fullmatch(values[name]):
-            raise _invalid(FieldError(f"{pointer}/{name}", "wrong_type", "must be a whole number"))
+            raise invalid(FieldError(f"{pointer}/{name}", "wrong_type", "must be a whole number"))
     try:
         return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise _invalid(field_error(str(error), kind, pointer)) from None
+        raise invalid(field_error(str(error), kind, pointer)) from None
 
 
 @cache
@@ -285,7 +285,7 @@ def check_depth(text: bytes, depth: int) -> None:
 def check_levels(levels: int, depth: int) -> None:
     """Raise Refusal malformed_request where a value of so many levels is too deep."""
     if levels > MAX_DEPTH - depth:
-        raise _too_deep()
+        raise too_deep()
 
 
 def levels_of(text: bytes) -> int:

@@ -67,6 +67,7 @@ class Operation:
 
     `answers`: the class of each answer by status, None for an empty one; the first is the usual answer.
     `media_types`: those, beside JSON, in which the usual answer can be had, as bytes; the header Accept chooses.
+    `body_types`: the media types of the body beside the usual one.
     `query`, `body`: the classes that the handler is given. `decode`: reads the body in another way than as the class.
     `takes_bytes`, `takes_lines`: the body is not JSON; a handler of lines is a generator of answered lines, and its last
     argument are the pieces of the body as they come.
@@ -85,6 +86,7 @@ class Operation:
     query: type | None
     body: type | None
     body_is_optional: bool
+    body_types: Sequence[str]
     decode: BodyReader | None
     takes_bytes: bool
     takes_lines: bool
@@ -151,6 +153,7 @@ def operation(
     query: type | None = None,
     body: type | None = None,
     body_is_optional: bool = False,
+    body_types: Sequence[str] = (),
     decode: BodyReader | None = None,
     takes_bytes: bool = False,
     takes_lines: bool = False,
@@ -165,8 +168,8 @@ def operation(
     def declare(handler: AnyHandler) -> AnyHandler:
         assert operation_id not in OPERATIONS, f"two operations are called {operation_id}"
         OPERATIONS[operation_id] = Operation(
-            method, path, operation_id, tag, handler, answers, media_types, query, body, body_is_optional, decode, takes_bytes,
-            takes_lines, limit, tuple(headers), answer_headers, example, tuple(problems),
+            method, path, operation_id, tag, handler, answers, media_types, query, body, body_is_optional, body_types, decode,
+            takes_bytes, takes_lines, limit, tuple(headers), answer_headers, example, tuple(problems),
         )  # fmt: skip
         return handler
 

@@ -179,11 +179,14 @@ def _request(operation: Operation) -> dict[str, Any]:
             "schema": {"$ref": _reference(operation.body)},
             "examples": {operation.operation_id: {"value": operation.example}},
         }
-        found["requestBody"] = {"required": not operation.body_is_optional, "content": {"application/json": content}}
+        others = {media_type: {"schema": dict(_BYTES)} for media_type in operation.body_types}
+        found["requestBody"] = {"required": not operation.body_is_optional, "content": {"application/json": content, **others}}
     elif operation.takes_bytes:
         found["requestBody"] = {"required": True, "content": {"application/octet-stream": {"schema": dict(_BYTES)}}}
     elif operation.takes_lines:
-        found["requestBody"] = {"required": True, "content": {JSON_LINES: {"schema": dict(_BYTES)}}}
+        # The last one of several types that are bytes to openapi-python-client is what its clients send.
+        types = *operation.body_types, JSON_LINES
+        found["requestBody"] = {"required": True, "content": {media_type: {"schema": dict(_BYTES)} for media_type in types}}
         found["x-streaming"] = True
     return found
 

@@ -22,6 +22,8 @@ T = TypeVar("T")
 MAX_FIELD_BYTES = 255
 MAX_PROPERTIES_BYTES = 16 << 10
 JSON = "application/json"
+BATCH_DEPTH = 4  # of the value of a `json` field in a batch
+LINE_DEPTH = 2  # and in a stream
 _BASE64_PIECE = 1 << 20
 _MAX_TEXT = 4_096  # characters of a field beside the body that are passed on
 
@@ -45,6 +47,10 @@ def body_of(given: PayloadInput, depth: int) -> tuple[bytes, str | None]:
         if isinstance(given, MADE):
             return _made_body(given.made, depth)
         raise invalid_field("/payload", "missing", "a message has a payload or json")
+    if isinstance(given.payload, bytes):  # of MessagePack
+        if given.payload_encoding != "utf8":
+            raise invalid_field("/payload_encoding", "not_allowed", "payload_encoding goes with a payload that is text")
+        return given.payload, content_type
     if given.payload_encoding == "utf8":
         return given.payload.encode("utf-8"), content_type
     try:

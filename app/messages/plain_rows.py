@@ -5,8 +5,8 @@ records and answers; `tests/property/test_plain_rows.py` compares the two.
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import Annotated, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
@@ -22,6 +22,7 @@ from storage.message import Durability, Placed, Row, TransactionBits
 from storage.store import RowAppends
 
 T = TypeVar("T")
+BodiesOf = Callable[[Sequence[Any], Sequence[Raw | UnsetType], int], list[bytes] | None]
 
 _PLAIN = int(TransactionBits.NONE)
 
@@ -40,8 +41,21 @@ class PlainBatch(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     atomic: bool = True
 
 
-def decode(decoder: "msgspec.json.Decoder[T]", raw: bytes, *, max_values: int) -> T | None:
-    """Decode what may be plain; None where it is not, or wrong."""
+_batch_decoder = msgspec.json.Decoder(PlainBatch)
+_entry_decoder = msgspec.json.Decoder(PlainEntry)
+
+
+def plain_batch(raw: bytes, max_values: int) -> PlainBatch | None:
+    """Decode a batch that may be plain; None where it is not, or wrong."""
+    return _decode(_batch_decoder, raw, max_values)
+
+
+def plain_entry(raw: bytes, max_values: int) -> PlainEntry | None:
+    """Decode a line of a stream that may be plain; None where it is not, or wrong."""
+    return _decode(_entry_decoder, raw, max_values)
+
+
+def _decode(decoder: "msgspec.json.Decoder[T]", raw: bytes, max_values: int) -> T | None:
     if len(raw) > max_values and raw.count(b",") + raw.count(b"[") + raw.count(b"{") >= max_values:
         return None  # the ordinary way counts exactly
     try:
@@ -54,6 +68,7 @@ def rows_of(
     messages: Sequence[PlainSend],
     topic: Topic,
     message_ids: Sequence[str],
+    bodies_of: BodiesOf,
     *,
     now_ms: int,
     depth: int,
@@ -61,7 +76,7 @@ def rows_of(
 ) -> list[Row] | None:
     """Make a row of each message, under the rules of `build`; None where one is not plain or is to be refused.
 
-    `depth`: how deep in the request the value of a `json` field stands.
+    `bodies_of`: of the form in which the messages came. `depth`: how deep in the request the value of a `json` field stands.
     """
     if topic.payload_schema is not None or "normal" not in topic.settings.message_types:
         return None
@@ -72,7 +87,7 @@ def rows_of(
     if not names.isprintable() or " " in names or "|" in given_tags:
         return None
     jsons = [one.json for one in messages]
-    bodies = _bodies([one.payload for one in messages], jsons, depth)
+    bodies = bodies_of([one.payload for one in messages], jsons, depth)
     if bodies is None or max(map(len, bodies)) > topic.settings.max_message_bytes:
         return None
     queues = topic.next_queues(len(messages))
@@ -93,7 +108,7 @@ def rows_of(
     return rows
 
 
-def _bodies(payloads: list[str | UnsetType], jsons: list[Raw | UnsetType], depth: int) -> list[bytes] | None:
+def bodies_of(payloads: Sequence[str | UnsetType], jsons: Sequence[Raw | UnsetType], depth: int) -> list[bytes] | None:
     """The bodies to be stored; None where one is missing, given twice or wrong."""
     texts = _given(payloads)
     if len(texts) == len(payloads):

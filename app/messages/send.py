@@ -8,12 +8,13 @@ from urllib.parse import unquote
 import msgspec
 from msgspec import UNSET
 
-from app import codec
+from app import codec, message_pack
 from app.body_thread import THREAD_BYTES
-from app.exchange import Call, Reply, RequestLimit, reply
+from app.exchange import JSON, Call, Reply, RequestLimit, reply
 from app.messages import plain_rows
 from app.messages.build import build, request_limit
-from app.messages.payload import Batch, JudgedEntry, read_batch, read_batch_by_entry
+from app.messages.forms import OF_BATCH, Form, form_of
+from app.messages.payload import BATCH_DEPTH, Batch, JudgedEntry
 from app.messages.plain import PlainSend
 from app.messages.plain_rows import PlainBatch
 from app.messages.schemas import (
@@ -66,12 +67,9 @@ _RAW_HEADERS = (
 )
 _SENT = ("Location", "Store-Pressure", "Idempotency-Replayed")
 
-_plain_batch_decoder = msgspec.json.Decoder(PlainBatch)
-
 _Entries = Sequence[BatchEntry | JudgedEntry]
 
 DURABILITY = {"synced": Durability.SYNCED, "buffered": Durability.BUFFERED, UNSET: None}
-_BATCH_DEPTH = 4  # of the value of a `json` field in a batch
 _ENTRY_COST_BYTES = 256  # an entry takes as long as so many bytes of a message, be they fewer
 _MAX_ERRORS = 50  # field errors in one problem; the first ones tell enough
 
@@ -114,21 +112,27 @@ async def send(services: Services, call: Call, topic_name: str, given: MessageIn
 
 
 async def _decode_batch(call: Call) -> Batch | PlainBatch:
-    may_be_plain = len(call.body) <= THREAD_BYTES and call.media_type == "application/json"
-    if may_be_plain and "idempotency-key" not in call.headers:
-        plain_batch = await call.work(lambda: plain_rows.decode(_plain_batch_decoder, call.body, max_values=call.max_values))
+    form = _form_of(call)
+    if len(call.body) <= THREAD_BYTES and "idempotency-key" not in call.headers:
+        plain_batch = await call.work(lambda: form.plain_batch(call.body, call.max_values))
         if plain_batch is not None:
             return plain_batch
     return await _decode_entries(call)
 
 
 async def _decode_entries(call: Call) -> Batch:
+    form, raw = _form_of(call), call.body or b"{}"
     try:
-        return await call.read(read_batch)
+        return await call.thread.read(form.read_right_batch, raw, call.max_values)
     except Refusal as refusal:
         if refusal.code != "validation_failed":
             raise
-    return await call.read(read_batch_by_entry, is_slow=True)
+    return await call.thread.read(form.read_batch, raw, call.max_values, is_slow=True)
+
+
+def _form_of(call: Call) -> Form:
+    """Raises Refusal."""
+    return form_of(call.media_type if call.body else JSON, OF_BATCH)
 
 
 @operation(
@@ -137,6 +141,7 @@ async def _decode_entries(call: Call) -> Batch:
     "sendMessageBatch",
     tag="messages",
     body=BatchInput,
+    body_types=[message_pack.MEDIA_TYPE],
     decode=_decode_batch,
     example={"entries": [{"id": "a", "message": {"json": {"n": 1}}}, {"id": "b", "message": {"payload": "two"}}]},
     answers={201: BatchSendResult, 207: BatchSendResult},
@@ -224,7 +229,7 @@ def _build_entries(
                 topic,
                 message_id=message_id,
                 now_ms=now_ms,
-                depth=_BATCH_DEPTH,
+                depth=BATCH_DEPTH,
                 traceparent=traceparent,
             )
             messages[index] = scheduled_message.put_off(built, now_ms)
@@ -418,10 +423,12 @@ async def _send_plain_batch(services: Services, call: Call, topic: Topic, batch:
         return None
     messages = [entry.message for entry in entries]
     message_ids = services.identifiers.many("msg", len(entries))
-    now_ms, traceparent = services.clock.wall_ms(), call.traceparent
+    now_ms, traceparent, bodies_of = services.clock.wall_ms(), call.traceparent, _form_of(call).bodies_of
     rows = await call.thread.run(
         _cost_of(call, entries),
-        lambda: plain_rows.rows_of(messages, topic, message_ids, now_ms=now_ms, depth=_BATCH_DEPTH, traceparent=traceparent),
+        lambda: plain_rows.rows_of(
+            messages, topic, message_ids, bodies_of, now_ms=now_ms, depth=BATCH_DEPTH, traceparent=traceparent
+        ),
     )
     if rows is None:
         return None

@@ -1,4 +1,5 @@
-"""Sending by stream: lines of JSON in, and for each of them, in their order, one line that says what became of it.
+"""Sending by stream: lines of JSON in, and for each of them, in their order, one line that says what became of it. The lines in
+may be values of MessagePack as well.
 
 Lines are taken as they come and appended in their order; answers wait in a window. When that is full nothing is read from the
 socket, and the client has to wait: it must read answers while it sends. A line that is wrong is answered with its problem, and
@@ -10,15 +11,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
-import msgspec
 from msgspec import UNSET, UnsetType
 
-from app import codec
+from app import codec, message_pack
 from app.body_thread import THREAD_BYTES
 from app.exchange import JSON_LINES, Call
 from app.messages import plain_rows
 from app.messages.build import build, request_limit
-from app.messages.payload import read_line
+from app.messages.forms import OF_STREAM, Form, form_of
+from app.messages.payload import LINE_DEPTH
 from app.messages.plain_rows import PlainEntry
 from app.messages.schemas import BatchResult, MessageInput
 from app.messages.send import append_all, begin_keyed, is_late, receipt_of, status_of, strongest_of
@@ -37,10 +38,6 @@ _WINDOW_BYTES = 8 << 20  # of lines in the window, or one line that is larger
 _SPLIT_BYTES = 64 << 10  # cut into lines in one turn of the loop
 _PIECE_LINES = 200  # appended together
 _PIECE_BYTES = 1 << 20
-_LINE_DEPTH = 2  # of the value of a `json` field in a line
-_MEDIA_TYPES = frozenset({JSON_LINES, "application/jsonl", "application/json", "application/octet-stream"})
-
-_plain_decoder = msgspec.json.Decoder(PlainEntry)
 
 Answer = BatchResult | Awaitable[BatchResult]
 
@@ -51,6 +48,7 @@ Answer = BatchResult | Awaitable[BatchResult]
     "sendMessageStream",
     tag="messages",
     takes_lines=True,
+    body_types=[message_pack.MEDIA_TYPE],
     answers={200: Lines},
     answer_headers=["Store-Pressure"],
     headers=[IDEMPOTENCY_KEY],
@@ -66,9 +64,8 @@ async def send_stream(
     """
     # The answers end with the body, or when the service stops: a line without an answer was not taken.
     media_type = call.headers.get("content-type", JSON_LINES).partition(";")[0].strip().lower()
-    if media_type not in _MEDIA_TYPES:
-        raise Refusal("unsupported_media_type", f"the route takes {JSON_LINES}, not {media_type[:100]}")
-    stream = _Stream(services, call, await services.topics.get_or_create(topic_name))
+    form = form_of(media_type, OF_STREAM)
+    stream = _Stream(services, call, form, await services.topics.get_or_create(topic_name))
     taking = asyncio.create_task(stream.take(chunks))
     stopping = asyncio.create_task(services.stopping.wait())
     stopping.add_done_callback(lambda _: taking.cancel())
@@ -89,50 +86,6 @@ async def send_stream(
     finally:
         taking.cancel()
         stopping.cancel()
-
-
-# ----------------------------------------------------------------------------------------------------------------- lines
-
-
-class LineSplitter:
-    """Cuts what comes into lines, without their ends; None stands for a line that is longer than the limit."""
-
-    def __init__(self, max_line_bytes: int) -> None:
-        self._max_line_bytes = max_line_bytes
-        self._line = bytearray()  # what has come of a line that has not ended
-        self._is_too_long = False
-
-    @property
-    def held_bytes(self) -> int:
-        return len(self._line)
-
-    def feed(self, chunk: bytes) -> list[bytes | None]:
-        """The lines that end in this chunk; most of the empty ones are left out, which may be thousands."""
-        first, *others = chunk.split(b"\n")
-        self._add(first)
-        if not others:
-            return []
-        lines = [self._take()]
-        lines += [part if len(part) <= self._max_line_bytes else None for part in filter(None, others[:-1])]
-        self._add(others[-1])
-        return lines
-
-    def end(self) -> list[bytes | None]:
-        """The last line, where nothing ends it."""
-        return [self._take()] if self._line or self._is_too_long else []
-
-    def _add(self, part: bytes) -> None:
-        self._is_too_long = self._is_too_long or len(self._line) + len(part) > self._max_line_bytes
-        if self._is_too_long:
-            self._line = bytearray()
-        else:
-            self._line += part
-
-    def _take(self) -> bytes | None:
-        line = None if self._is_too_long else bytes(self._line)
-        self._line = bytearray()
-        self._is_too_long = False
-        return line
 
 
 # ---------------------------------------------------------------------------------------------------------------- stream
@@ -170,11 +123,12 @@ class _Plain(NamedTuple):
 class _Stream:
     """One request. `take` fills `pieces`, a None ends them."""
 
-    def __init__(self, services: Services, call: Call, topic: Topic) -> None:
+    def __init__(self, services: Services, call: Call, form: Form, topic: Topic) -> None:
         self.pieces: asyncio.Queue[_Piece | None] = asyncio.Queue()
         self._services = services
         self._store = services.row_store
         self._call = call
+        self._form = form
         self._topic = topic
         self._key = call.idempotency_key
         self._traceparent = call.traceparent
@@ -184,11 +138,14 @@ class _Stream:
 
     async def take(self, chunks: AsyncIterator[bytes]) -> None:
         """Read lines for as long as some come. What was taken when this is cancelled is answered still."""
-        splitter = LineSplitter(self._max_line_bytes)
+        splitter = self._form.splitter(self._max_line_bytes)
         try:
             async for chunk in chunks:
                 for start in range(0, len(chunk), _SPLIT_BYTES):
                     await self._take_lines(splitter.feed(chunk[start : start + _SPLIT_BYTES]))
+                    while splitter.has_more:
+                        await self._take_lines(splitter.feed(b""))
+                    splitter.check()
                     coming_bytes = max(0, len(chunk) - start - _SPLIT_BYTES)
                     self._call.share.hold(self._open_bytes + splitter.held_bytes + coming_bytes)
                     await asyncio.sleep(0)  # many lines are blank, it may be, and have waited for nothing
@@ -207,8 +164,6 @@ class _Stream:
         piece: list[bytes | None] = []
         size = 0
         for line in lines:
-            if line is not None and not line.strip():
-                continue
             length = len(line or b"")
             if piece and (len(piece) == _PIECE_LINES or size + length > _PIECE_BYTES):
                 await self._begin(piece, size)
@@ -244,15 +199,17 @@ class _Stream:
 
     def _judge(self, line: bytes | None) -> _Line | BatchResult:
         if line is None:
-            return _refused(UNSET, too_large("bytes", self._max_line_bytes, f"a line may have {self._max_line_bytes} bytes"))
+            return _refused(
+                UNSET, too_large("bytes", self._max_line_bytes, f"a {self._form.unit} may have {self._max_line_bytes} bytes")
+            )
         entry_id: str | UnsetType = UNSET
         try:
-            entry = self._services.body_thread.read_now(read_line, line, self._call.max_values)
+            entry = self._services.body_thread.read_now(self._form.read_entry, line, self._call.max_values)
             entry_id, given = entry.id, entry.message
             if isinstance(given, Refusal):
                 raise given.under("/message")
             if self._key is not None and entry_id is UNSET:
-                raise invalid_field("/id", "missing", "in a stream with an Idempotency-Key every line has an id")
+                raise invalid_field("/id", "missing", f"in a stream with an Idempotency-Key every {self._form.unit} has an id")
         except Refusal as refusal:
             return _refused(entry_id, refusal)
         return _Line(entry_id, given, sha256(line).hexdigest() if self._key is not None else "", len(line))
@@ -266,7 +223,7 @@ class _Stream:
                 self._topic,
                 message_id=message_id,
                 now_ms=now_ms,
-                depth=_LINE_DEPTH,
+                depth=LINE_DEPTH,
                 traceparent=self._traceparent,
             )
         except (Refusal, MessagingError) as error:
@@ -283,7 +240,7 @@ class _Stream:
             return None
         entries: list[PlainEntry] = []
         for line in lines:
-            entry = None if line is None else plain_rows.decode(_plain_decoder, line, max_values=self._call.max_values)
+            entry = None if line is None else self._form.plain_entry(line, self._call.max_values)
             if entry is None:
                 return None
             entries.append(entry)
@@ -291,7 +248,13 @@ class _Stream:
         message_ids = self._services.identifiers.many("msg", len(lines))
         now_ms = self._services.clock.wall_ms()
         rows = plain_rows.rows_of(
-            messages, self._topic, message_ids, now_ms=now_ms, depth=_LINE_DEPTH, traceparent=self._traceparent
+            messages,
+            self._topic,
+            message_ids,
+            self._form.bodies_of,
+            now_ms=now_ms,
+            depth=LINE_DEPTH,
+            traceparent=self._traceparent,
         )
         if rows is None:
             return None

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.fault.campaign_size import sized
@@ -156,7 +157,8 @@ def _batch(chance: random.Random) -> bytes:
     entries = [{"message": _message(chance)} for _ in range(chance.randrange(5))]
     if entries and chance.random() < 0.3:
         entries[0]["id"] = chance.choice(("a", "", 1))
-    return _spoiled(chance, "POST", BATCH.format(_topic(chance)), {"entries": entries, "atomic": chance.random() < 0.5})
+    path, body = BATCH.format(_topic(chance)), {"entries": entries, "atomic": chance.random() < 0.5}
+    return _spoiled(chance, "POST", path, body, is_packed=chance.random() < 0.5)
 
 
 def _raw(chance: random.Random) -> bytes:
@@ -191,15 +193,23 @@ def _other(chance: random.Random) -> bytes:
     return _spoiled(chance, method, path, body)
 
 
-def _spoiled(chance: random.Random, method: str, path: str, body: Any) -> bytes:
+def _spoiled(chance: random.Random, method: str, path: str, body: Any, *, is_packed: bool = False) -> bytes:
     """A request, most often as it should be."""
     headers = [chance.choice(HEADERS) for _ in range(chance.choices((0, 1, 2), (8, 2, 1))[0])]
-    made = _request(method, path, body, *headers)
+    made = _packed(method, path, body, *headers) if is_packed else _request(method, path, body, *headers)
     head, end, content = made.partition(b"\r\n\r\n")
     if content and chance.random() < 0.1:
         at = chance.randrange(len(content))
-        content = content[:at] + bytes([chance.choice(b'\x00"{}[],:\\ux9\xff ')]) + content[at + 1 :]
+        content = content[:at] + bytes([chance.choice(b'\x00"{}[],:\\ux9\xff \xc1\x81\x90\xdd')]) + content[at + 1 :]
     return head + end + content
+
+
+def _packed(method: str, path: str, body: Any, *headers: str) -> bytes:
+    """As `_request`, as MessagePack."""
+    content = msgspec.msgpack.encode(body)
+    plain = PLAIN.replace("application/json", "application/msgpack")
+    lines = [f"{method} {path} HTTP/1.1", plain, *headers, f"Content-Length: {len(content)}"]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + content
 
 
 def _request(method: str, path: str, body: Any, *headers: str) -> bytes:

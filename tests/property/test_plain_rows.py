@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app import codec
-from app.messages import plain_rows
+from app.messages import packed, packed_plain, plain_rows
 from app.messages.build import build
-from app.messages.plain_rows import PlainBatch
 from app.messages.schemas import BatchInput, BatchResult
 from app.messages.send import receipt_of
 from app.problems import Refusal
@@ -21,7 +20,6 @@ NOW_MS = 1_700_000_000_123
 DEPTH = 4
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
-_plain_decoder = msgspec.json.Decoder(PlainBatch)
 _decoder = msgspec.json.Decoder(BatchInput)
 
 NAMES = st.text("aZ09-_.é€😀", min_size=1, max_size=63)
@@ -62,11 +60,11 @@ def topic(max_message_bytes: int, types: tuple = ALL_TYPES) -> Topic:
 
 
 def plain_way(raw: bytes, where: Topic, traceparent: str | None) -> tuple[list[Row], bytes] | None:
-    batch = plain_rows.decode(_plain_decoder, raw, max_values=codec.MAX_VALUES)
+    batch = plain_rows.plain_batch(raw, codec.MAX_VALUES)
     if batch is None:
         return None
     messages, ids = [entry.message for entry in batch.entries], [f"msg_{n}" for n in range(len(batch.entries))]
-    rows = plain_rows.rows_of(messages, where, ids, now_ms=NOW_MS, depth=DEPTH, traceparent=traceparent)
+    rows = plain_rows.rows_of(messages, where, ids, plain_rows.bodies_of, now_ms=NOW_MS, depth=DEPTH, traceparent=traceparent)
     if rows is None:
         return None
     numbers = range(len(rows))
@@ -103,6 +101,35 @@ def test_plain_messages_become_the_rows_and_the_results_that_they_become_one_by_
 
     assert made is not None
     assert made == ordinary_way(raw, topic(1 << 20), traceparent)
+
+
+@given(entries_of(PLAIN | st.builds(lambda message, body: message | {"payload": body}, PLAIN, st.binary(max_size=30))))
+def test_plain_messages_of_messagepack_become_the_rows_that_they_become_one_by_one_and_as_json(entries):
+    raw = msgspec.msgpack.encode({"entries": entries})
+    names = [f"msg_{n}" for n in range(len(entries))]
+
+    batch = packed_plain.plain_batch(raw, codec.MAX_VALUES)
+    assert batch is not None
+    messages = [entry.message for entry in batch.entries]
+    rows = plain_rows.rows_of(
+        messages, topic(1 << 20), names, packed_plain.bodies_of, now_ms=NOW_MS, depth=DEPTH, traceparent=None
+    )
+
+    try:
+        whole = packed.read_batch(raw, codec.MAX_VALUES).entries
+        where = topic(1 << 20)
+        built = [
+            build(entry.message, where, message_id=name, now_ms=NOW_MS, depth=DEPTH)
+            for entry, name in zip(whole, names, strict=True)
+        ]
+    except Refusal:
+        assert rows is None  # payload and json
+        return
+    assert rows == row.rows_of(built)
+    if not any(isinstance(entry["message"].get("payload"), bytes) for entry in entries):
+        as_json = plain_way(codec.encode({"entries": entries}), topic(1 << 20), None)
+        assert as_json is not None
+        assert rows == as_json[0]
 
 
 @pytest.mark.parametrize("oddity", [{"payload": None}, *ODDITIES], ids=repr)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from app import codec
 from app.body_process import BodyProcess
 from app.body_thread import LOOP_BYTES, THREAD_BYTES, BodyThread
+from app.messages import packed
 from app.messages.build import build, build_reply
 from app.messages.payload import JudgedEntry, read_batch, read_batch_by_entry, read_line
 from app.messages.schemas import BatchEntry, MessageInput, ReplyInput
@@ -22,6 +23,7 @@ from app.problems import Refusal, as_refusal
 from app.registry.payload_schema import RefusedSchema
 from app.registry.topics import Topic, TopicSettings
 from storage.errors import MessagingError
+from tests.support.packed import VALUES as VALUES_OF_PACK
 
 VALUES = 1_000
 LIMIT = 300  # bytes of a message
@@ -130,6 +132,33 @@ def test_a_request_read_in_the_process_is_the_same_as_one_read_here(process, sen
     ):
         here = outcome(partial(function, *arguments), depth)
         there = outcome(partial(process.call, function, *arguments), depth)
+
+        assert there == here
+
+
+MESSAGES = st.fixed_dictionaries(
+    {},
+    optional={
+        "payload": VALUES_OF_PACK,
+        "json": VALUES_OF_PACK,
+        "key": st.sampled_from(["k", "a b", 1]),
+        "payload_encoding": st.sampled_from(["base64", "utf8"]),
+        "unknown": st.just(1),
+    },
+)
+
+
+@given(st.lists(MESSAGES | VALUES_OF_PACK, min_size=1, max_size=3), st.integers(min_value=0, max_value=2))
+@example([{"json": msgspec.Raw(b"\x91" * 124 + b"\x01")}, {"json": msgspec.Raw(b"\x91" * 127 + b"\x01")}], 0)
+@example([{"payload": b"\xff\x00"}, {"payload": b"x", "payload_encoding": "base64"}], 0)
+@settings(max_examples=40)
+def test_messagepack_read_in_the_process_is_the_same_as_what_is_read_here(process, sent, missing):
+    batch = msgspec.msgpack.encode({"entries": [{"id": "1", "message": message} for message in sent], "atomic": False})
+    entry = msgspec.msgpack.encode({"id": "1", "message": sent[0]})
+    for function, body, depth in ((packed.read_batch, batch, 4), (packed.read_entry, entry, 2)):
+        cut = body[: len(body) - missing]
+        here = outcome(partial(function, cut, VALUES), depth)
+        there = outcome(partial(process.call, function, cut, VALUES), depth)
 
         assert there == here
 

@@ -1,0 +1,75 @@
+"""Plain messages as MessagePack: what `plain_rows.py` takes of JSON."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from app import message_pack
+from app.messages.plain import PlainSend
+from app.messages.plain_rows import PlainBatch, PlainEntry
+from app.messages.schemas import MAX_ENTRIES
+from app.problems import Refusal
+
+T = TypeVar("T")
+
+
+class PackedPlain(PlainSend, forbid_unknown_fields=True, gc=False):
+    """A `PlainSend` whose payload is text or bytes."""
+
+    payload: Any = UNSET
+
+
+class PackedPlainEntry(PlainEntry, forbid_unknown_fields=True, gc=False):
+    """A `PlainEntry` with such a message."""
+
+    message: PackedPlain
+
+
+class PackedPlainBatch(PlainBatch, forbid_unknown_fields=True, gc=False):
+    """A `PlainBatch` with such entries."""
+
+    entries: Annotated[list[PackedPlainEntry], Meta(min_length=1, max_length=MAX_ENTRIES)]  # type: ignore[assignment]
+
+
+def plain_batch(raw: bytes, max_values: int) -> PlainBatch | None:
+    """As `plain_rows.plain_batch`."""
+    return _plain(_plain_batch_decoder, raw, max_values)
+
+
+def plain_entry(raw: bytes, max_values: int) -> PlainEntry | None:
+    """As `plain_rows.plain_entry`."""
+    return _plain(_plain_entry_decoder, raw, max_values)
+
+
+def _plain(decoder: "msgspec.msgpack.Decoder[T]", raw: bytes, max_values: int) -> T | None:
+    if len(raw) > max_values:
+        return None  # the ordinary way counts
+    try:
+        return decoder.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def bodies_of(payloads: Sequence[Any], jsons: Sequence[Raw | UnsetType], depth: int) -> list[bytes] | None:
+    """As `plain_rows.bodies_of`."""
+    bodies: list[bytes] = []
+    for payload, json in zip(payloads, jsons, strict=True):
+        if (payload is UNSET) == (json is UNSET):
+            return None
+        if json is not UNSET:
+            try:
+                payload = message_pack.as_json(bytes(json), "/json", depth=depth)
+            except Refusal:
+                return None
+        elif isinstance(payload, str):
+            payload = payload.encode()
+        elif not isinstance(payload, bytes):
+            return None
+        bodies.append(payload)
+    return bodies
+
+
+_plain_batch_decoder = msgspec.msgpack.Decoder(PackedPlainBatch)
+_plain_entry_decoder = msgspec.msgpack.Decoder(PackedPlainEntry)
