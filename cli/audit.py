@@ -46,12 +46,10 @@ _TIMES = ["%Y-%m-%dT%H:%M:%S.%fZ", "%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%d"]
 
 @app.command()
 def show(
-    file: Annotated[
-        str, typer.Argument(help="A report, as `audit run --json` or the service has written it; a path or a URI.")
-    ],
-    html: Annotated[str | None, typer.Option(help="Write it as a page to this file instead; a path or a URI.")] = None,
+    file: Annotated[str, typer.Argument(help="A report of `audit run --json` or of the service; a path or a URI.")],
+    html: Annotated[str | None, typer.Option(help="Write it as an HTML page to this file instead; a path or a URI.")] = None,
 ) -> None:
-    """Show a report that was kept. It needs no Spark."""
+    """Show a saved report. Needs no Spark."""
     check_file(html, "--html")
     try:
         report = json.loads(read_file(file))
@@ -70,11 +68,11 @@ def show(
 @app.command()
 def archive(
     log: Annotated[str, typer.Option(help="The store's folder, or a folder of segments; a path or a URI.")],
-    to: Annotated[str, typer.Option(help="Where the sealed segments go: a path or a URI, as s3://bucket/folder.")],
+    to: Annotated[str, typer.Option(help="Target folder: a path or a URI, for example s3://bucket/folder.")],
 ) -> None:
-    """Copy sealed segments to where they stay, each with its manifest. What is there already is passed over.
+    """Copy sealed segments to an archive, each with its manifest. Segments that are already there are skipped.
 
-    Exit status: 0 everything that is sealed is there; 3 it could not be carried out.
+    Exit status: 0 all sealed segments are archived; 3 the command failed.
     """
     needs_pyarrow()
     from audit import archive as archiving
@@ -85,7 +83,7 @@ def archive(
 
     try:
         made = archiving.archive(extent.find_log(log), to, on_copied=tell)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: it could not be carried out
+    except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
         say(f"The archive could not be made: {in_short(error)}")
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
     say(f"{len(made):,} segments copied")
@@ -98,7 +96,7 @@ class ProgressAs(StrEnum):
 
 @app.callback()
 def audit() -> None:
-    """Prove what became of every transaction, from the log alone."""
+    """Prove the outcome of every transaction, from the log alone."""
 
 
 @app.command()
@@ -107,48 +105,55 @@ def run(
     json_file: Annotated[str | None, typer.Option("--json", help="Write the report to this file, a path or a URI.")] = None,
     html: Annotated[
         str | None,
-        typer.Option(help="Write the report as a page to this file, a path or a URI: plots and tables, nothing from outside."),
+        typer.Option(
+            help=(
+                "Write the report as an HTML page to this file, a path or a URI: plots and tables in one self-contained file."
+            )
+        ),
     ] = None,
     parquet: Annotated[
-        str | None, typer.Option(help="Write a row for each transaction below this folder, a path or a URI.")
+        str | None, typer.Option(help="Write one row for each transaction to this folder as Parquet, a path or a URI.")
     ] = None,
     sql: Annotated[
-        str | None, typer.Option(help="Write the report into tables of this database, as SQLAlchemy names it: postgresql://...")
+        str | None, typer.Option(help="Write the report to this database, as an SQLAlchemy URL: postgresql://...")
     ] = None,
-    parquet_files: Annotated[int | None, typer.Option(help="Into so many files.", min=1)] = None,
+    parquet_files: Annotated[int | None, typer.Option(help="Number of Parquet files.", min=1)] = None,
     fail_on: Annotated[
-        str, typer.Option(help="What counts as a finding: names with commas between, `none`, or `faults`.")
+        str, typer.Option(help="What counts as a finding: comma-separated names, `none`, or `faults`.")
     ] = "faults",
     begun_from: Annotated[
-        datetime | None, typer.Option("--from", formats=_TIMES, help="Transactions begun at this time (UTC) or later.")
+        datetime | None, typer.Option("--from", formats=_TIMES, help="Only transactions begun at or after this time (UTC).")
     ] = None,
-    begun_to: Annotated[datetime | None, typer.Option("--to", formats=_TIMES, help="Transactions begun before.")] = None,
-    producer_group: Annotated[str | None, typer.Option(help="Transactions of this group only.")] = None,
+    begun_to: Annotated[
+        datetime | None, typer.Option("--to", formats=_TIMES, help="Only transactions begun before this time (UTC).")
+    ] = None,
+    producer_group: Annotated[str | None, typer.Option(help="Only transactions of this producer group.")] = None,
     checks: Annotated[
         str, typer.Option(help=f"What else is asked: `all`, `none`, or names with commas between: {', '.join(CHECKS)}.")
     ] = "all",
     what_if: Annotated[
         list[str] | None,
-        typer.Option(help="A policy to play history with, FIRST_AFTER_MS/INTERVAL_MS/LIMIT; may be given several times."),
+        typer.Option(help=("Policy to simulate, FIRST_AFTER_MS/INTERVAL_MS/LIMIT; may be given several times.")),
     ] = None,
     master: Master = None,
-    split_mb: Annotated[int, typer.Option(help="How much of the log one task reads.", min=1)] = 64,
-    driver_memory: Annotated[str, typer.Option(help="Of the Java process that drives Spark.")] = "2g",
-    spark_log: Annotated[Path | None, typer.Option(help="Where Java and Spark write what they have to say.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no summary.")] = False,
+    split_mb: Annotated[int, typer.Option(help="Size of the log that one task reads, in MiB.", min=1)] = 64,
+    driver_memory: Annotated[str, typer.Option(help="Memory of the Java process that drives Spark.")] = "2g",
+    spark_log: Annotated[Path | None, typer.Option(help="Log file of Java and Spark.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress and no summary.")] = False,
     progress: Annotated[
-        ProgressAs, typer.Option(help="On standard error as a bar or lines, or on standard output as JSON lines, no summary.")
+        ProgressAs,
+        typer.Option(help=("text: a bar or lines on standard error. json: JSON lines on standard output, without a summary.")),
     ] = ProgressAs.TEXT,
-    report_id: Annotated[str | None, typer.Option(help="What the report is called; made up unless it is said.")] = None,
+    report_id: Annotated[str | None, typer.Option(help="Id of the report; generated by default.")] = None,
     end_with_stdin: Annotated[
-        bool, typer.Option("--end-with-stdin", help="End when standard input is closed: who started this is gone.")
+        bool, typer.Option("--end-with-stdin", help="End when standard input is closed, as the parent process has ended.")
     ] = False,
 ) -> None:
     """Give every transaction in the log exactly one verdict.
 
-    And ask the whole log what else it can tell (--checks).
+    Also runs further checks of the whole log (--checks).
 
-    Exit status: 0 clean; 1 findings; 2 wrong usage; 3 it could not be carried out; 4 the counts do not balance.
+    Exit status: 0 clean; 1 findings; 2 wrong usage; 3 the command failed; 4 the counts do not balance.
     """
     begun_at = datetime.now(UTC)
     if end_with_stdin:
@@ -204,8 +209,8 @@ def run(
         raise
     except NoSuchGroup as error:
         raise typer.BadParameter(str(error), param_hint="--producer-group") from None
-    except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: it could not be carried out
-        say(f"The audit could not be carried out: {in_short(error)}")
+    except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
+        say(f"The audthe command failed: {in_short(error)}")
         if spark_log.exists() and spark_log.stat().st_size:
             say(f"What Spark had to say is in {spark_log}")
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None

@@ -36,7 +36,7 @@ def _known_master(master: str | None) -> str | None:
 Master = Annotated[
     str | None,
     typer.Option(
-        help="Where Spark runs: local[*], spark://host:7077, yarn, k8s://...; spark-submit has said it already.",
+        help=("Spark master: local[*], spark://host:7077, yarn, k8s://...; not needed with spark-submit."),
         callback=_known_master,
     ),
 ]

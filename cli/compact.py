@@ -11,15 +11,17 @@ from cli.audit_common import Exit, Log, Master, in_short, needs_spark, say
 
 def compact(
     log: Log,
-    to: Annotated[str, typer.Option(help="Where the rows go: a path or a URI that all workers share, as s3://bucket/rows.")],
-    bodies: Annotated[bool, typer.Option("--bodies", help="Keep the messages' bodies, too.")] = False,
+    to: Annotated[
+        str, typer.Option(help=("Target folder: a path or a URI that all workers share, for example s3://bucket/rows."))
+    ],
+    bodies: Annotated[bool, typer.Option("--bodies", help="Include the bodies of the messages.")] = False,
     master: Master = None,
-    driver_memory: Annotated[str, typer.Option(help="Of the Java process that drives Spark.")] = "2g",
+    driver_memory: Annotated[str, typer.Option(help="Memory of the Java process that drives Spark.")] = "2g",
 ) -> None:
-    """Make sealed segments, or an archive of them, Parquet: a row for each record. `audit run --log` reads it as the log.
+    """Convert sealed segments, or an archive, to Parquet: a row for each record. `audit run --log` reads it as the log.
 
-    What is there already is passed over. Exit status: 0 everything that is sealed is there; 2 wrong usage; 3 it could not be
-    carried out.
+    Segments that are already there are skipped. Exit status: 0 all sealed segments are converted; 2 wrong usage; 3 the
+    command failed.
     """
     needs_spark()
     try:

@@ -29,18 +29,20 @@ app.add_typer(store.app)
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on; beyond loopback only with ESCROWMQ_API_KEYS.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on.", min=0, max=65_535)] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where everything is kept; made if it is missing.")] = None,
-    dev: Annotated[bool | None, typer.Option("--dev", help="Make topics as they are used; readable logs.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Directory of all data; created if it is missing.")] = None,
+    dev: Annotated[
+        bool | None, typer.Option("--dev", help="Development mode: create topics on first use, readable logs.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file with settings.")] = None,
     accept_registry: Annotated[
         bool | None,
-        typer.Option("--accept-registry", help="Start although the registry is not the one that the store was used with."),
+        typer.Option("--accept-registry", help="Start even if the registry is not the one that the store was used with."),
     ] = None,
 ) -> None:
-    """Start the service. Every setting can also be given as ESCROWMQ_..., see docs/settings.md.
+    """Start the service. Every setting is also an environment variable ESCROWMQ_..., see docs/settings.md.
 
-    Exit status: 0 after SIGTERM or Ctrl-C; 65 the stored data is damaged; 69 the address cannot be had; 73 another process owns
-    the data directory; 74 the disk failed a sync; 75 the registry's database cannot be reached; 78 the settings are wrong.
+    Exit status: 0 after SIGTERM or Ctrl-C; 65 the stored data is damaged; 69 the address is not available; 73 another process is
+    using the data directory; 74 the disk failed a sync; 75 the registry's database cannot be reached; 78 the settings are wrong.
     """
     gc.disable()  # a tenth of a start is spent looking for garbage in what is loaded, and stays; see cli/serve.py
     from app.settings import ConfigurationError, load

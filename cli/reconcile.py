@@ -28,20 +28,20 @@ _LISTED = 20
 
 def reconcile(
     log: Log,
-    database: Annotated[str, typer.Option(help="Where the producers' markers are, as SQLAlchemy names it: postgresql://...")],
-    table: Annotated[str, typer.Option(help="The table of markers: one row for each transaction.")] = "markers",
-    id_column: Annotated[str, typer.Option(help="Its column with the transaction's id.")] = "transaction_id",
-    outcome_column: Annotated[str, typer.Option(help="Its column that says what became of it.")] = "outcome",
-    commit_value: Annotated[str, typer.Option(help="What stands there for a commit,")] = "commit",
-    rollback_value: Annotated[str, typer.Option(help="and what for a rollback.")] = "rollback",
+    database: Annotated[str, typer.Option(help="Database with the producers' markers, as an SQLAlchemy URL: postgresql://...")],
+    table: Annotated[str, typer.Option(help="Table of markers, with one row for each transaction.")] = "markers",
+    id_column: Annotated[str, typer.Option(help="Column with the id of the transaction.")] = "transaction_id",
+    outcome_column: Annotated[str, typer.Option(help="Column with the outcome.")] = "outcome",
+    commit_value: Annotated[str, typer.Option(help="Value of the outcome column for a commit.")] = "commit",
+    rollback_value: Annotated[str, typer.Option(help="Value of the outcome column for a rollback.")] = "rollback",
     json_file: Annotated[str | None, typer.Option("--json", help="Write the report to this file, a path or a URI.")] = None,
     master: Master = None,
-    split_mb: Annotated[int, typer.Option(help="How much of the log one task reads.", min=1)] = 64,
-    driver_memory: Annotated[str, typer.Option(help="Of the Java process that drives Spark.")] = "2g",
+    split_mb: Annotated[int, typer.Option(help="Size of the log that one task reads, in MiB.", min=1)] = 64,
+    driver_memory: Annotated[str, typer.Option(help="Memory of the Java process that drives Spark.")] = "2g",
 ) -> None:
-    """Hold the log against the markers that producers write in their own transactions: lost events and phantoms.
+    """Compare the log with the markers that producers write in their own transactions: lost events and phantoms.
 
-    Exit status: 0 both agree; 1 findings; 2 wrong usage; 3 it could not be carried out; 4 the counts do not balance.
+    Exit status: 0 both agree; 1 findings; 2 wrong usage; 3 the command failed; 4 the counts do not balance.
     """
     begun_at = datetime.now(UTC)
     needs_spark()
@@ -64,7 +64,7 @@ def reconcile(
         if json_file is not None:
             write_report(json_file, {**report, "run": run_part(report_id_of(begun_at), log, master, begun_at, status)})
         _show(Console(soft_wrap=True), report)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: it could not be carried out
+    except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
         say(f"The log could not be reconciled: {in_short(error)}")
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
     raise typer.Exit(status)

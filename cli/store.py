@@ -25,11 +25,11 @@ def store() -> None:
 def verify(
     directory: Directory,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no summary.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress and no summary.")] = False,
 ) -> None:
     """Verify every file of a store, running or stopped. Changes nothing and takes no lock.
 
-    Exit status: 0 clean; 1 findings; 2 wrong usage; 3 it could not be carried out.
+    Exit status: 0 clean; 1 findings; 2 wrong usage; 3 the command failed.
     """
     check_file(None if json_file is None else str(json_file), "--json")
     root = store_folder(directory)
@@ -53,38 +53,36 @@ def repair(
     directory: Directory,
     cut_log_at: Annotated[
         int | None,
-        typer.Option(
-            help="Accept that the log ends at this log offset; all messages behind it are lost.", metavar="OFFSET", min=0
-        ),
+        typer.Option(help="End the log at this log offset; all messages behind it are lost.", metavar="OFFSET", min=0),
     ] = None,
     blank_unit: Annotated[
         int | None,
         typer.Option(
-            help="Leave out the damage that begins at this log offset; whole records of the unit stay.", metavar="OFFSET", min=0
+            help=("Remove the damage that begins at this log offset; whole records of the unit stay."), metavar="OFFSET", min=0
         ),
     ] = None,
     accept_beginning: Annotated[
-        bool, typer.Option("--accept-beginning", help="Accept that the log begins where its first segment does.")
+        bool, typer.Option("--accept-beginning", help="Let the log begin at its first segment.")
     ] = False,
     rebuild_derived: Annotated[
         bool,
-        typer.Option("--rebuild-derived", help="Move queues, index, snapshots and timers aside: a start makes them again."),
+        typer.Option("--rebuild-derived", help="Move queues, index, snapshots and timers aside; the next start rebuilds them."),
     ] = False,
     set_aside: Annotated[
-        str | None, typer.Option(help="Move a file that is no segment out of commitlog/.", metavar="NAME")
+        str | None, typer.Option(help="Move a file that is not a segment out of commitlog/.", metavar="NAME")
     ] = None,
     fit_segment: Annotated[
-        str | None, typer.Option(help="Give a segment its full length again; what it lacks are zeros.", metavar="NAME")
+        str | None, typer.Option(help="Restore the full length of a segment, filled with zeros.", metavar="NAME")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no summary.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress and no summary.")] = False,
 ) -> None:
-    """Repair one thing of a stopped store. Without an option: list what is to be repaired, and change nothing.
+    """Make one repair of a stopped store. Without an option: list the repairs that are needed, and change nothing.
 
-    What is changed is copied into repair-<time>/ beside commitlog/ before.
+    Files are copied to repair-<time>/ beside commitlog/ before they are changed.
 
-    Exit status: 0 nothing to repair, or repaired; 1 something is to be repaired; 2 wrong usage; 3 it could not be carried out;
-    73 a process owns the store.
+    Exit status: 0 nothing to repair, or repaired; 1 a repair is needed; 2 wrong usage; 3 the command failed;
+    73 a process is using the store.
     """
     given = {
         "cut_log_at": cut_log_at,
@@ -123,11 +121,11 @@ def repair(
 def segments(
     directory: Directory,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the table to this file.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No table.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no table.")] = False,
 ) -> None:
     """List the segments of the log: their records, times and sizes, and the damage in them. Takes no lock.
 
-    Exit status: 0 listed; 2 wrong usage; 3 it could not be carried out.
+    Exit status: 0 listed; 2 wrong usage; 3 the command failed.
     """
     check_file(None if json_file is None else str(json_file), "--json")
     root = store_folder(directory)
@@ -158,13 +156,13 @@ def dump(
 @app.command("recovery-report")
 def recovery_report(
     directory: Annotated[Path | None, typer.Argument(help="The store's folder, or the data directory.", metavar="DIR")] = None,
-    url: Annotated[str | None, typer.Option(help="Of a running service, in place of DIR.")] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="ESCROWMQ_API_KEY", help="For --url.")] = None,
+    url: Annotated[str | None, typer.Option(help="URL of a running service, instead of DIR.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="ESCROWMQ_API_KEY", help="API key for --url.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the reports to this file.")] = None,
 ) -> None:
-    """Report in words what the last starts of a store found, newest first.
+    """Report in words what the last starts of a store have recovered, newest first.
 
-    Exit status: 0 reported; 2 wrong usage; 3 it could not be carried out.
+    Exit status: 0 reported; 2 wrong usage; 3 the command failed.
     """
     if (directory is None) == (url is None):
         raise typer.BadParameter("either DIR or --url")

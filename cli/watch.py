@@ -33,36 +33,38 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def watch(
-    log: Annotated[str, typer.Option(help="The store's folder, of a service that runs or not; as for `audit run`.")],
-    state: Annotated[str, typer.Option(help="A folder for what was counted so far: a path or a URI that all workers share.")],
+    log: Annotated[str, typer.Option(help="The store's folder, of a running or stopped service; as for `audit run`.")],
+    state: Annotated[str, typer.Option(help="Folder for the state of the watch: a path or a URI that all workers share.")],
     until_caught_up: Annotated[
-        bool, typer.Option("--until-caught-up", help="End when all is counted that is there now: for cron.")
+        bool, typer.Option("--until-caught-up", help="End when the present log is processed; for cron jobs.")
     ] = False,
-    batch_mb: Annotated[int, typer.Option(help="How much of the log is counted at a time.", min=1)] = 256,
-    interval_ms: Annotated[int, typer.Option(help="How often it is looked for more.", min=100)] = 5_000,
+    batch_mb: Annotated[int, typer.Option(help="Size of a batch of the log, in MiB.", min=1)] = 256,
+    interval_ms: Annotated[int, typer.Option(help="Interval between looks for new log, in milliseconds.", min=100)] = 5_000,
     horizon_ms: Annotated[
-        int, typer.Option(help="How long a decided transaction is kept after its last record, by the times of the log.", min=0)
+        int,
+        typer.Option(help=("How long a decided transaction is kept in the state after its last record, in log time."), min=0),
     ] = 3_600_000,
     fail_on: Annotated[
-        str, typer.Option(help="What counts as a finding: names with commas between, `none`, or `faults`.")
+        str, typer.Option(help="What counts as a finding: comma-separated names, `none`, or `faults`.")
     ] = "faults",
     json_file: Annotated[
-        str | None, typer.Option("--json", help="Write what was counted to this file at the end, a path or a URI.")
+        str | None, typer.Option("--json", help="Write the counts to this file at the end, a path or a URI.")
     ] = None,
     progress: Annotated[
-        ProgressAs, typer.Option(help="Findings and batches on standard output: as text, or as JSON lines and no summary.")
+        ProgressAs,
+        typer.Option(help=("Format of findings and batches on standard output: text, or JSON lines without a summary.")),
     ] = ProgressAs.TEXT,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Findings only.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print findings only.")] = False,
     master: Master = None,
-    split_mb: Annotated[int, typer.Option(help="How much of the log one task reads.", min=1)] = 64,
-    driver_memory: Annotated[str, typer.Option(help="Of the Java process that drives Spark.")] = "2g",
-    spark_log: Annotated[Path | None, typer.Option(help="Where Java and Spark write what they have to say.")] = None,
+    split_mb: Annotated[int, typer.Option(help="Size of the log that one task reads, in MiB.", min=1)] = 64,
+    driver_memory: Annotated[str, typer.Option(help="Memory of the Java process that drives Spark.")] = "2g",
+    spark_log: Annotated[Path | None, typer.Option(help="Log file of Java and Spark.")] = None,
 ) -> None:
-    """Keep the verdicts of a growing log up to date, and tell findings as they appear. SIGINT and SIGTERM end it.
+    """Keep the verdicts of a growing log up to date, and report findings as they appear. SIGINT and SIGTERM end it.
 
-    It goes on where it was when it is started again with the same --state.
+    Started again with the same --state, it continues where it was.
 
-    Exit status, of all that was ever counted: 0 clean; 1 findings; 2 wrong usage; 3 it could not be carried out; 4 the counts
+    Exit status, of all counts since the beginning: 0 clean; 1 findings; 2 wrong usage; 3 the command failed; 4 the counts
     do not balance.
     """
     begun_at = datetime.now(UTC)
@@ -106,7 +108,7 @@ def watch(
             from audit import summary
 
             summary.show(Console(soft_wrap=True), report, exit_status=status)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: it could not be carried out
+    except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
         say(f"The watch could not go on: {in_short(error)}")
         if spark_log.exists() and spark_log.stat().st_size:
             say(f"What Spark had to say is in {spark_log}")
