@@ -41,8 +41,9 @@ def serve(
 ) -> None:
     """Start the service. Every setting is also an environment variable ESCROWMQ_..., see docs/settings.md.
 
-    Exit status: 0 after SIGTERM or Ctrl-C; 65 the stored data is damaged; 69 the address is not available; 73 another process is
-    using the data directory; 74 the disk failed a sync; 75 the registry's database cannot be reached; 78 the settings are wrong.
+    Exit status: 0 after SIGTERM or Ctrl-C; 65 the stored data is damaged; 69 the address is not available; 73 another
+    process is using the data directory; 74 the disk failed a sync; 75 the registry's database cannot be reached; 78 the
+    settings are wrong.
     """
     gc.disable()  # a tenth of a start is spent looking for garbage in what is loaded, and stays; see cli/serve.py
     from app.settings import ConfigurationError, load
