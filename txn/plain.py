@@ -61,7 +61,9 @@ class Decided(NamedTuple):
     resolved_at_ms: int
 
 
-class _Kept(NamedTuple):
+class Kept(NamedTuple):
+    """A transaction that was begun here, with the row of its final message."""
+
     transaction: Transaction
     message: TxnMessage
     final: Row
@@ -76,7 +78,7 @@ class PlainTransactions:
         self._turns = turns
         self._options = options
         self._store = store
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept: OrderedDict[str, Kept] = OrderedDict()
         self._kept_bytes = 0
 
     # ------------------------------------------------------------------------------------------------------------ begin
@@ -152,30 +154,30 @@ class PlainTransactions:
             )
             own_bytes = b"UNIQ_KEY\x01%b\x02%b%b" % (one.message_id.encode(), one.attributes, own.encode())
             final: Row = (one.queue, own_bytes, one.body, one.tags_code, row[4], _COMMIT, log_offset)
-            self._keep(one.transaction_id, _Kept(transaction, message, final))
+            self._keep(one.transaction_id, Kept(transaction, message, final))
         self._journal.note_appended(HALF_QUEUE, halves)
         self._journal.owe()
 
     # ----------------------------------------------------------------------------------------------------------- decide
 
-    def take(self, transaction_id: str) -> bool:
-        """Have the turn of an undecided transaction that is kept, until `decide` has ended; False where it is not for here."""
+    def take(self, transaction_id: str) -> Kept | None:
+        """Have the turn of an undecided transaction that is kept, until `decide` has ended; None if it is not for here."""
         kept = self._kept.get(transaction_id)
         if kept is None:
-            return False
+            return None
         transaction = kept.transaction
         is_as_begun = transaction.state is TxnState.PREPARED and transaction.begun_as is None
         is_visible = self._store.bounds(HALF_QUEUE).end > kept.message.half_offset
-        return is_as_begun and is_visible and self._turns.take(transaction_id)
+        return kept if is_as_begun and is_visible and self._turns.take(transaction_id) else None
 
-    def give_back(self, transaction_ids: Sequence[str]) -> None:
+    def give_back(self, taken: Sequence[Kept]) -> None:
         """Leave to others what `take` has taken."""
-        for transaction_id in transaction_ids:
-            self._turns.give_back(transaction_id)
+        for one in taken:
+            self._turns.give_back(one.transaction.transaction_id)
 
     def decide(
         self,
-        transaction_ids: Sequence[str],
+        taken: Sequence[Kept],
         state: TxnState,
         *,
         done: Callable[[Decided], None],
@@ -186,9 +188,9 @@ class PlainTransactions:
         Raises at once what `RowAppends.append_rows` raises, and UnknownTopic; nothing is given back then.
         """
         now_ms = self._journal.clock.wall_ms()
-        kept = [self._kept[transaction_id] for transaction_id in transaction_ids]
         rows: list[Row] = []
-        for transaction_id, one in zip(transaction_ids, kept, strict=True):
+        for one in taken:
+            transaction_id = one.transaction.transaction_id
             own = (
                 f"KEYS\x01{transaction_id}\x02TAGS\x01{check_pass.OP_TAG}\x02{properties.TRANSACTION_ID}\x01{transaction_id}\x02"
                 f"{DECISION}\x01{_WORDS[state]}\x02{DECIDED_BY}\x01{Resolver.PRODUCER}\x02"
@@ -215,23 +217,23 @@ class PlainTransactions:
                 decided(placed)
 
         def decided(placed: Placed) -> None:
-            messages = self._note_decided(kept, state, now_ms, placed.queue_offsets)
+            messages = self._note_decided(taken, state, now_ms, placed.queue_offsets)
             end()
-            done(Decided([one.transaction for one in kept], messages, now_ms))
+            done(Decided([one.transaction for one in taken], messages, now_ms))
 
         def refused(error: Exception) -> None:
             end()
             failed(error)
 
         def end() -> None:
-            self._turns.end_many(len(kept))
-            self.give_back(transaction_ids)
+            self._turns.end_many(len(taken))
+            self.give_back(taken)
 
         self._store.append_rows(rows, durability=Durability.SYNCED, done=stored, failed=refused, from_reserve=True)
-        self._turns.begin_many(len(kept))
+        self._turns.begin_many(len(taken))
 
     def _note_decided(
-        self, kept: Sequence[_Kept], state: TxnState, now_ms: int, queue_offsets: Sequence[int]
+        self, kept: Sequence[Kept], state: TxnState, now_ms: int, queue_offsets: Sequence[int]
     ) -> list[TxnMessage]:
         """Apply the decisions; the messages as they are then. `queue_offsets`: of the rows."""
         messages = []
@@ -248,7 +250,7 @@ class PlainTransactions:
         self._journal.owe()
         return messages
 
-    def _keep(self, transaction_id: str, kept: _Kept) -> None:
+    def _keep(self, transaction_id: str, kept: Kept) -> None:
         self._kept[transaction_id] = kept
         self._kept_bytes += len(kept.final[2]) + _KEPT_COST_BYTES
         while self._kept_bytes > _KEPT_BYTES:

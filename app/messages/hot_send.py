@@ -73,8 +73,8 @@ class HotSends:
             services.row_store.append_rows(
                 rows,
                 durability=durability,
-                done=answer,
-                failed=lambda error: turn.refuse(services, taken, error, begun),
+                done=turn.ending(taken, answer),
+                failed=turn.ending(taken, lambda error: turn.refuse(services, taken, error, begun)),
             )
 
         turn = HotTurn[_Taken](self._parts, "sendMessage", append, tells_pressure=True)

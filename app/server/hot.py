@@ -6,9 +6,12 @@ It gives the answers that the handler gives, for the plain requests that it take
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from os import urandom
 from time import perf_counter
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import structlog
 
 from app import answering
 from app.body_budget import BodyBudget
@@ -30,6 +33,9 @@ class Held(Protocol):
 
     def read_again(self, data: bytes) -> None:
         """Have the ordinary way answer the request, of which these are the bytes."""
+
+    def cut(self) -> None:
+        """Close the connection without an answer."""
 
 
 class HotOperation(Protocol):
@@ -77,6 +83,9 @@ class Taken(Protocol):
 
 
 T = TypeVar("T", bound=Taken)
+R = TypeVar("R")
+
+log = structlog.get_logger()
 
 
 class HotTurn(Generic[T]):
@@ -99,13 +108,13 @@ class HotTurn(Generic[T]):
         self._do = do
         self._let_go = let_go
         self._tells_pressure = tells_pressure
-        self._taken: list[T] = []
-        self._bytes = 0
-        self._begun = 0.0
+        self._newest: list[T] = []  # those that the next one joins
+        self._newest_bytes = 0
+        self._count = 0
 
     def __len__(self) -> int:
         """Requests that were taken, and are not done yet."""
-        return len(self._taken)
+        return self._count
 
     def has_room(self, data: bytes) -> bool:
         """May a request be taken, as far as its length is concerned?"""
@@ -113,30 +122,43 @@ class HotTurn(Generic[T]):
         return byte_count <= _MAX_BYTES and bodies.used_bytes + byte_count <= bodies.limit_bytes
 
     def add(self, taken: T) -> None:
-        """It is done at the end of this turn."""
-        if not self._taken:
-            self._begun = perf_counter()
-            self._parts.soon(self._end)
+        """It is done at the end of this turn, never before this returns: its connection is not held yet."""
         byte_count = len(taken.data)
+        if not self._newest or self._newest_bytes + byte_count > _MAX_TURN_BYTES:
+            self._newest, self._newest_bytes = [], 0
+            self._parts.soon(partial(self._end, self._newest, perf_counter()))
         self._parts.bodies.used_bytes += byte_count
-        self._bytes += byte_count
-        self._taken.append(taken)
-        if self._bytes > _MAX_TURN_BYTES:
-            self._end()
+        self._newest_bytes += byte_count
+        self._newest.append(taken)
+        self._count += 1
 
-    def _end(self) -> None:
-        taken, self._taken = self._taken, []
-        self._bytes = 0
-        if not taken:
-            return
+    def _end(self, taken: list[T], begun: float) -> None:
+        if taken is self._newest:
+            self._newest = []
+        self._count -= len(taken)
         try:
-            self._do(self._parts.get_services(), taken, self._begun)
-        except MessagingError:
+            self._do(self._parts.get_services(), taken, begun)
+        except Exception as error:
+            if not isinstance(error, MessagingError):
+                log.exception("hot_operation_failed", operation=self._operation_id)
             # One of them may be the reason, a topic that was deleted since, say: each finds out for itself.
             self._let_go(taken)
             self._release(taken)
             for one in taken:
                 one.connection.read_again(one.data)
+
+    def ending(self, taken: Sequence[T], then: Callable[[R], None]) -> Callable[[R], None]:
+        """`then`, which answers; if it raises, the connections are closed, as their clients would wait for ever."""
+
+        def end(result: R) -> None:
+            try:
+                then(result)
+            except Exception:
+                log.exception("hot_answer_failed", operation=self._operation_id)
+                for one in taken:
+                    one.connection.cut()
+
+        return end
 
     def answer(self, taken: Sequence[T], status: int, headers: Iterable[str], bodies: Iterable[str], begun: float) -> None:
         """Answer each with its own headers, each line with its end, and its own body, of JSON that is ASCII."""

@@ -14,7 +14,7 @@ from app.services import Services
 from storage.errors import MessagingError
 from storage.message import QueueId
 from txn.checkback_plan import CheckbackPolicy
-from txn.plain import Begun, Decided, PlainBegin, PlainTransactions
+from txn.plain import Begun, Decided, Kept, PlainBegin, PlainTransactions
 from txn.states import Resolver, TxnState
 
 _MESSAGE_DEPTH = 4  # of the value of a `json` field in a begin
@@ -109,7 +109,8 @@ class HotBegins:
         ]
         plain = services.transactions.plain
         assert plain is not None
-        plain.begin(asked, _POLICY, done=answer, failed=refuse)
+        turn = self._turn
+        plain.begin(asked, _POLICY, done=turn.ending(taken, answer), failed=turn.ending(taken, refuse))
 
 
 def _end_uses(taken: Sequence[_TakenBegin]) -> None:
@@ -136,7 +137,7 @@ class _TakenDecision(NamedTuple):
     asked: Asked
     data: bytes
     plain: PlainTransactions
-    transaction_id: str
+    kept: Kept
 
 
 class HotDecisions:
@@ -159,9 +160,10 @@ class HotDecisions:
         except MessagingError:
             return False
         (transaction_id,) = asked.parts
-        if plain is None or not self._turn.has_room(data) or not plain.take(transaction_id):
+        kept = None if plain is None or not self._turn.has_room(data) else plain.take(transaction_id)
+        if plain is None or kept is None:
             return False
-        self._turn.add(_TakenDecision(connection, asked, data, plain, transaction_id))
+        self._turn.add(_TakenDecision(connection, asked, data, plain, kept))
         return True
 
     def _decide(self, services: Services, taken: list[_TakenDecision], begun: float) -> None:
@@ -169,16 +171,16 @@ class HotDecisions:
             self._turn.answer(taken, 200, [""] * len(taken), _decision_views(found, self._state), begun)
 
         taken[0].plain.decide(
-            [one.transaction_id for one in taken],
+            [one.kept for one in taken],
             self._state,
-            done=answer,
-            failed=lambda error: self._turn.refuse(services, taken, error, begun),
+            done=self._turn.ending(taken, answer),
+            failed=self._turn.ending(taken, lambda error: self._turn.refuse(services, taken, error, begun)),
         )
 
 
 def _give_back(taken: Sequence[_TakenDecision]) -> None:
     for one in taken:
-        one.plain.give_back([one.transaction_id])
+        one.plain.give_back([one.kept])
 
 
 def _decision_views(found: Decided, state: TxnState) -> list[str]:

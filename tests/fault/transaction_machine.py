@@ -29,7 +29,7 @@ from txn.checkback_plan import CheckbackPolicy, HoldReason, OnExhausted
 from txn.coordinator import Begin, TransactionCoordinator
 from txn.open_checks import LeasedCheck, check_now
 from txn.options import TransactionOptions
-from txn.plain import PlainBegin
+from txn.plain import Kept, PlainBegin
 from txn.producer import Answered, Failed, Failure, Route
 from txn.states import Resolver, TxnEvent, TxnState
 from txn.transaction import Transaction
@@ -409,16 +409,17 @@ class TransactionMachine(RuleBasedStateMachine):
     async def _decide(self, txn: Txn, decision: TxnEvent, by: Resolver) -> Call:
         plain = self.coordinator.plain
         assert plain is not None
-        if by is Resolver.PRODUCER and plain.take(txn.transaction_id):
-            return await self._asked(txn, Decide(STATES[decision], by), self._decide_plainly(txn, STATES[decision]))
+        kept = plain.take(txn.transaction_id) if by is Resolver.PRODUCER else None
+        if kept is not None:
+            return await self._asked(txn, Decide(STATES[decision], by), self._decide_plainly(kept, STATES[decision]))
         decide = self.coordinator.commit if decision is TxnEvent.COMMIT else self.coordinator.rollback
         return await self._asked(txn, Decide(STATES[decision], by), decide(txn.transaction_id, by=by))
 
-    async def _decide_plainly(self, txn: Txn, state: TxnState) -> Outcome:
+    async def _decide_plainly(self, kept: Kept, state: TxnState) -> Outcome:
         decided: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         assert self.coordinator.plain is not None
         self.coordinator.plain.decide(
-            [txn.transaction_id],
+            [kept],
             state,
             done=lambda found: decided.set_result(Outcome(found.transactions[0], replayed=False)),
             failed=lambda error: decided.set_exception(error),

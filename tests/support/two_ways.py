@@ -18,6 +18,7 @@ from app.connections import Connections
 from app.main import create_app, http_server
 from app.server import asgi
 from app.server.connection import Connection, HotTake, HttpServer
+from app.services import Services
 from app.settings import HttpOptions, Settings
 from app.wiring import Phase
 from storage.local.options import FlushPolicy, LocalStoreOptions
@@ -83,8 +84,10 @@ class _Wire(asyncio.Transport):
 class Way:
     """A service in this process; use as an async context manager."""
 
-    def __init__(self, directory: Path, *, is_direct: bool, api_keys: Sequence[str] = ()) -> None:
-        local = LocalStoreOptions(flush=FlushPolicy.INTERVAL, segment_bytes=1 << 24)
+    def __init__(
+        self, directory: Path, *, is_direct: bool, api_keys: Sequence[str] = (), max_queued_bytes: int = 64 << 20
+    ) -> None:
+        local = LocalStoreOptions(flush=FlushPolicy.INTERVAL, segment_bytes=1 << 24, max_queued_bytes=max_queued_bytes)
         settings = Settings(
             data_dir=directory, api_keys=tuple(api_keys), dev=True, local=local, http=HttpOptions(max_waiting=8)
         )
@@ -107,6 +110,11 @@ class Way:
         wiring = self._app.state.wiring
         await reached(lambda: wiring.phase is Phase.READY, "the service is ready")
         return self
+
+    @property
+    def services(self) -> Services:
+        services: Services = self._app.state.get_services()
+        return services
 
     def _take(self, connection: Connection, data: bytes) -> bool:
         is_taken = self._take_plain(connection, data)

@@ -1,0 +1,134 @@
+"""Requests that are done together in one turn of the loop, and what becomes of each if that fails."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from app.body_budget import BodyBudget
+from app.observability import Metrics
+from app.server.hot import Asked, HotParts, HotTurn
+from tests.support.two_ways import Way
+from txn import plain as plain_transactions
+from txn.plain import Decided
+from txn.states import TxnState
+
+SEND = "/v1/topics/orders/messages"
+LARGE = b'{"payload":"%b"}' % (b"x" * 15_000)
+MANY = 40  # of them are more than is done together
+
+
+def post(path: str, body: bytes) -> bytes:
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def played(way: Way, play: Callable[[Way], Awaitable[Any]]) -> Any:
+    async def run() -> Any:
+        async with way:
+            return await play(way)
+
+    return asyncio.run(run())
+
+
+def test_a_connection_is_still_answered_when_its_request_was_refused_in_the_turn_that_took_it(tmp_path):
+    async def play(way: Way) -> tuple[list[bytes], list[bytes]]:
+        for _ in range(2):
+            await way.ask(post(SEND, LARGE))
+        taken = way.taken
+        first = await asyncio.gather(*(way.ask(post(SEND, LARGE), connection=number) for number in range(MANY)))
+        assert way.taken - taken == MANY
+        again = await asyncio.gather(*(way.ask(post(SEND, b'{"payload":"x"}'), connection=number) for number in range(MANY)))
+        return [one[9:12] for one in first], [one[9:12] for one in again]
+
+    first, again = played(Way(tmp_path, is_direct=True, max_queued_bytes=1 << 16), play)
+
+    assert set(first) == {b"201", b"503"}
+    assert again == [b"201"] * MANY
+
+
+def test_a_transaction_that_was_taken_is_decided_though_others_have_its_place_in_memory_by_then(tmp_path, monkeypatch):
+    monkeypatch.setattr(plain_transactions, "_KEPT_BYTES", 2_500)
+    body = b'{"producer_group":"shop","messages":[{"topic":"orders","message":{"payload":"x"}}]}'
+
+    async def play(way: Way) -> str:
+        async def begin() -> str:
+            return str(json.loads((await way.ask(post("/v1/transactions", body))).partition(b"\r\n\r\n")[2])["transaction_id"])
+
+        ids = [await begin() for _ in range(3)]
+        plain = way.services.transactions.plain
+        assert plain is not None
+        kept = plain.take(ids[-1])
+        assert kept is not None
+        ids += [await begin() for _ in range(4)]
+        decided: asyncio.Future[Decided] = asyncio.get_running_loop().create_future()
+        plain.decide([kept], TxnState.COMMITTED, done=decided.set_result, failed=decided.set_exception)
+        await decided
+        assert plain.take(ids[0]) is None
+        found = await way.services.transactions.get(ids[2])
+        return str(found.state)
+
+    assert played(Way(tmp_path, is_direct=True), play) == TxnState.COMMITTED
+
+
+# --------------------------------------------------------------------------------------------------- an operation that fails
+
+
+class Connection:
+    """Notes what becomes of its request."""
+
+    def __init__(self) -> None:
+        self.fate: list[str] = []
+
+    def answer_held(self, answer: bytes) -> None:
+        self.fate.append(answer[9:12].decode())
+
+    def read_again(self, data: bytes) -> None:
+        self.fate.append(f"read again: {data.decode()}")
+
+    def cut(self) -> None:
+        self.fate.append("cut")
+
+
+class Taken(NamedTuple):
+    connection: Connection
+    asked: Asked
+    data: bytes
+
+
+def fates(do: Callable[[HotTurn[Taken], list[Taken]], None]) -> tuple[list[list[str]], int]:
+    """What becomes of three requests that are done so, and the bytes of bodies that stay counted."""
+
+    async def run() -> tuple[list[list[str]], int]:
+        bodies = BodyBudget(1 << 20)
+        soon = asyncio.get_running_loop().call_soon
+        parts = HotParts(lambda: None, bodies, Metrics(), soon, list)
+        turn = HotTurn[Taken](parts, "sendMessage", lambda _, taken, begun: do(turn, taken), tells_pressure=False)
+        connections = [Connection() for _ in range(3)]
+        for connection in connections:
+            turn.add(Taken(connection, Asked(None, [], "/", 0), b"data"))
+        await asyncio.sleep(0)
+        assert len(turn) == 0
+        return [connection.fate for connection in connections], bodies.used_bytes
+
+    return asyncio.run(run())
+
+
+def test_where_an_operation_fails_unexpectedly_each_request_is_read_again():
+    def do(turn: HotTurn[Taken], taken: list[Taken]) -> None:
+        raise KeyError("a defect")
+
+    assert fates(do) == ([["read again: data"]] * 3, 0)
+
+
+def test_where_answers_cannot_be_made_no_client_waits_for_ever():
+    def do(turn: HotTurn[Taken], taken: list[Taken]) -> None:
+        turn.ending(taken, lambda found: turn.answer(taken, 201, [""] * 3, ["{}", "{}"], 0.0))(None)
+
+    assert fates(do) == ([["201", "cut"], ["201", "cut"], ["cut"]], 0)
+
+
+def test_requests_are_done_at_the_end_of_their_turn():
+    def do(turn: HotTurn[Taken], taken: list[Taken]) -> None:
+        turn.answer(taken, 201, [""] * 3, ["{}"] * 3, 0.0)
+
+    assert fates(do) == ([["201"]] * 3, 0)
