@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol, cast, runtime_checkable
 from storage.errors import CorruptRecord, OffsetBeyondEnd, RejectedError
 from storage.formats import stored_record
 from storage.formats.queue_entry import tag_hash
+from storage.formats.record_block import RecordBlock
 from storage.formats.stored_record import StoredRecord
 from storage.message import Appended, DueEntry, Durability, Message, OffsetRange, Placed, QueueId, Row, StoredMessage
 
@@ -292,6 +293,21 @@ class RecordReads(Protocol):
         max_bytes: int,
     ) -> ScannedRecords:
         """As `read`, of the next `max_scanned` messages; with `tag_codes` as `TagCodes.read_tagged`. The same is checked."""
+
+
+@runtime_checkable
+class BlockReads(Protocol):
+    """Engines that give the records of many messages at once, without waiting, where memory has them."""
+
+    def bounds(self, queue: QueueId) -> OffsetRange:
+        """As `offsets`. Raises UnknownTopic, UnknownQueue."""
+
+    def block_now(self, queue: QueueId, queue_offset: int, *, count: int, max_bytes: int) -> RecordBlock | None:
+        """The records of so many messages, which the queue has, at least one. The same is checked as by `read_records`.
+
+        None where memory does not have all of them, or they have more than `max_bytes` together, or one is damaged or of an
+        unusual form: `read_records` finds out which. Raises UnknownTopic, UnknownQueue, StoreClosed.
+        """
 
 
 SYNC_BUCKETS_MS = (1, 2, 5, 10, 20, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000)

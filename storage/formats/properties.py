@@ -6,7 +6,7 @@ Source: RocketMQ MessageDecoder#messageProperties2String and #string2messageProp
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from storage.message import ORDERING_KEY
 
@@ -53,10 +53,24 @@ SEAL = "__seal"
 # The property string of a record that EscrowMQ wrote, in the order in which formats/unit.py writes it: (message id, key, tag,
 # the other items). The first three are ASCII without control characters, quotes and backslashes. Another string does not match.
 _PLAIN_TEXT = rb"([\x20\x21\x23-\x5b\x5d-\x7e]+)"
-match_plain = re.compile(
+_PLAIN = (
     rb"UNIQ_KEY\x01" + _PLAIN_TEXT + rb"\x02(?:KEYS\x01" + _PLAIN_TEXT + rb"\x02)?+(?:TAGS\x01" + _PLAIN_TEXT + rb"\x02)?+"
-    rb"((?:(?!\x02|__unit\x01)[^\x02]+\x02)*+)\x02*+__unit\x01[^\x02]{40}\x02(?:__seal\x01[^\x02]{8}\x02)?+\Z"
-).match  # fmt: skip
+    rb"((?:(?!\x02|__unit\x01)[^\x02]+\x02)*+)\x02*+__unit\x01[^\x02]{40}\x02(?:__seal\x01[^\x02]{8}\x02)?+"
+)  # fmt: skip
+match_plain = re.compile(_PLAIN + rb"\Z").match
+
+_BORDER = b"\x00"  # in front of and behind each of many strings
+_find_plain = re.compile(_BORDER + _PLAIN + rb"(?=" + _BORDER + rb")").findall
+
+
+def match_all_plain(strings: Sequence[bytes]) -> list[tuple[bytes, bytes, bytes, bytes]] | None:
+    """The groups of `match_plain` for each string, with b"" for what is not there; None unless all of them match."""
+    text = _BORDER.join((b"", *strings, b""))
+    found: list[tuple[bytes, bytes, bytes, bytes]] = _find_plain(text)
+    # A match begins with a border and ends before one. With no other borders than ours, as many matches as strings are one
+    # match of the whole of each.
+    return found if len(found) == len(strings) and text.count(_BORDER) == len(strings) + 1 else None
+
 
 ROCKETMQ_RESERVED = frozenset(
     """

@@ -103,7 +103,7 @@ def of_queue(
     checked: list[StoredRecord] = []
     add, unpack, unpack_length = checked.append, _HEADER.unpack_from, _LENGTH.unpack_from
     topic, number = queue
-    usual_magic, field = _topic_field(topic)
+    usual_magic, field = topic_field(topic)
     body_at, more_bytes = _HEADER.size, len(field) + _LENGTH.size
     for data, queue_offset, (place, length, _) in zip(found, queue_offsets, entries, strict=False):
         if length < FIXED_BYTES:
@@ -167,7 +167,7 @@ def of_message(message: StoredMessage) -> StoredRecord:
 
 
 @lru_cache(maxsize=1_024)
-def _topic_field(topic: str) -> tuple[int, bytes]:
+def topic_field(topic: str) -> tuple[int, bytes]:
     """The version of a record with this topic, and the topic's length and name in it, as formats/unit.py writes them."""
     name = topic.encode("utf-8")
     if len(name) <= V1_TOPIC_BYTES:

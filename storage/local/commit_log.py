@@ -10,10 +10,11 @@ from typing import NamedTuple
 from storage.errors import CorruptRecord
 from storage.files.segments import Segments
 from storage.formats import record as records
-from storage.formats import scan, stored_record, unit
+from storage.formats import record_block, scan, stored_record, unit
 from storage.formats.names import LOST_TOPIC
 from storage.formats.queue_entry import Fields, QueueEntry
 from storage.formats.record import DamagedRecord, Record
+from storage.formats.record_block import RecordBlock
 from storage.formats.stored_record import StoredRecord
 from storage.local.ranges import Ranges
 from storage.message import QueueId
@@ -77,6 +78,32 @@ class CommitLog:
             return []
         found = segment.read_each_cached(places, self._buffer, is_hot=is_hot)
         return stored_record.of_queue(queue, queue_offsets, entries, found)
+
+    def block_now(self, queue: QueueId, queue_offset: int, entries: bytes, *, max_bytes: int) -> RecordBlock | None:
+        """The records that these entries of a queue point to, all of them, from memory.
+
+        None where the disk must be asked, or one was never verified, or it or its entry is damaged, or they have more than
+        `max_bytes` together, or lie in several segments: `stored_now` and the read lane find out which.
+        """
+        found = record_block.entries_of(entries)
+        offsets, lengths = found
+        if lengths.min() < records.FIXED_BYTES or lengths.sum() > max_bytes or queue.topic == LOST_TOPIC:
+            return None
+        if not (offsets[:-1] < offsets[1:]).all():  # as the messages of a queue lie
+            return None
+        begin, end = int(offsets[0]), int(offsets[-1]) + int(lengths[-1])
+        try:
+            segment = self.segments.find(begin)
+        except IndexError:  # a damaged entry points outside of the log
+            return None
+        if end > min(segment.end_offset, self.written_end):
+            return None
+        if begin < self.trusted_from and self._verified.end_of(begin) < min(end, self.trusted_from):
+            return None
+        is_hot = begin >= max(self.trusted_from, self.written_end - _HOT_BYTES)
+        places = list(zip((offsets - segment.base_offset).tolist(), lengths.tolist(), strict=True))
+        data = b"".join(segment.read_each_cached(places, self._buffer, is_hot=is_hot))
+        return record_block.of_queue(queue, queue_offset, found, data)
 
     def fetch(self, entries: Sequence[QueueEntry]) -> Piece | None:
         """The bytes that these entries of a queue point to; they may end before the last of them. May wait for the disk."""

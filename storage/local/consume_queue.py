@@ -255,14 +255,18 @@ class QueueFiles:
 
     def entries_now(self, queue: ConsumeQueue, queue_offset: int, count: int) -> list[queue_entry.Fields] | None:
         """As `entries`, the owner's; None where the disk must be asked."""
+        raw = self.bytes_now(queue, queue_offset, count)
+        return None if raw is None else queue_entry.fields_of_all(raw)
+
+    def bytes_now(self, queue: ConsumeQueue, queue_offset: int, count: int) -> bytes | None:
+        """As `entries_now`, as they are stored."""
         recent = queue.recent(queue_offset, count)
         if recent is not None:
-            return queue_entry.fields_of_all(recent)
+            return recent
         path, at = self._place(queue.id, queue_offset)
         length = min(min(count, queue.recent_from - queue_offset) * ENTRY_BYTES, self._file_bytes - at)
         with self._handles.use_open(path) as file:
-            raw = None if file is None else file.read_cached(at, length)
-        return None if raw is None else queue_entry.fields_of_all(raw)
+            return None if file is None else file.read_cached(at, length)
 
     def read_now(self, queue: ConsumeQueue, queue_offsets: Iterable[int]) -> list[QueueEntry | None]:
         """The entry at each of these offsets; None where the disk must be asked."""

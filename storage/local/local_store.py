@@ -21,6 +21,7 @@ from storage.errors import (
 )
 from storage.files.vfs import Vfs
 from storage.formats import unit
+from storage.formats.record_block import RecordBlock
 from storage.formats.row import rows_of
 from storage.identifiers import Identifiers
 from storage.local.engine import Engine
@@ -362,6 +363,11 @@ class LocalMessageStore:
             max_messages=max_messages,
             max_bytes=max_bytes,
         )
+
+    def block_now(self, queue: QueueId, queue_offset: int, *, count: int, max_bytes: int) -> RecordBlock | None:
+        """BlockReads."""
+        self._check_readable()
+        return self._reader.block_now(queue, queue_offset, count, max_bytes=max_bytes)
 
     async def save_snapshot(self, name: str, snapshot: Snapshot) -> None:
         """Snapshots. Written with the next thorough round; nothing waits for it."""

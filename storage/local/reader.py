@@ -10,7 +10,8 @@ from typing import TypeVar
 from storage.errors import CorruptRecord, OffsetBeyondEnd, OffsetExpired, RejectedError
 from storage.formats import record as records
 from storage.formats import stored_record
-from storage.formats.queue_entry import Fields, QueueEntry
+from storage.formats.queue_entry import ENTRY_BYTES, Fields, QueueEntry
+from storage.formats.record_block import RecordBlock
 from storage.formats.stored_record import StoredRecord
 from storage.local.commit_log import CommitLog
 from storage.local.consume_queue import ConsumeQueue, ConsumeQueues, QueueFiles
@@ -72,6 +73,18 @@ class Reader:
         page = _Page(queue_offset, max_messages, max_bytes, tag_codes)
         await self._fill(page, self._readable(queue, queue_offset), max_scanned)
         return ScannedRecords(page.records, page.next_offset)
+
+    def block_now(self, queue: QueueId, queue_offset: int, count: int, *, max_bytes: int) -> RecordBlock | None:
+        """The records of so many messages, which the queue has, at least one; None where `read_records` has to find them."""
+        found = self._queues[queue]
+        entries = b""
+        while len(entries) < count * ENTRY_BYTES:  # once more where one file ends, or the entries in memory begin
+            known = len(entries) // ENTRY_BYTES
+            more = self._files.bytes_now(found, queue_offset + known, count - known)
+            if not more:
+                return None
+            entries += more
+        return self._log.block_now(queue, queue_offset, entries, max_bytes=max_bytes)
 
     async def read_each(
         self, places: Sequence[tuple[QueueId, int]], *, max_bytes: int

@@ -13,6 +13,7 @@ from scheduler.schedule import ScheduleState
 from scheduler.schedule_lookup import Wanted
 from storage.files.simulated import SimulatedDisk
 from storage.formats import queue_entry
+from storage.formats.record_block import RecordBlock
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
 from storage.message import QueueId
@@ -155,6 +156,13 @@ async def _ask_again(world: World) -> Answers:
     return found
 
 
+async def _is_of(blocks: list[RecordBlock | None], store: LocalMessageStore, queue: QueueId) -> bool:
+    """Has each of the blocks of all records the bytes that a read finds?"""
+    _, end = await store.offsets(queue)
+    scanned = await store.read_records(queue, 0, max_scanned=end, max_messages=end, max_bytes=1 << 20)
+    return all(block is None or block.data == b"".join([one.data for one in scanned.records]) for block in blocks)
+
+
 async def _stored(store: LocalMessageStore) -> Answers:
     found: Answers = {}
     topics = await store.topics()
@@ -167,6 +175,7 @@ async def _stored(store: LocalMessageStore) -> Answers:
         if not bounds.end:
             continue
         found[f"{queue} bounds"] = tuple(bounds)
+        blocks = [store.block_now(queue, 0, count=bounds.end, max_bytes=1 << 20)]
         for tag in TAGS:
             codes = {queue_entry.tag_hash(tag)}
             for begin in (bounds.first, bounds.end // 2):
@@ -182,6 +191,8 @@ async def _stored(store: LocalMessageStore) -> Answers:
         places = [(queue, at) for at in reversed(range(*bounds))]
         found[f"{queue} each"] = list(map(_plain, await store.read_each(places, max_bytes=1 << 20)))
         found[f"{queue}"] = [_plain(one) for one in await _all(store, queue)]
+        blocks.append(store.block_now(queue, 0, count=bounds.end, max_bytes=1 << 20))
+        found[f"{queue} block"] = await _is_of(blocks, store, queue)
     everywhere = ["orders", "bills", HALF_QUEUE.topic]
     for key in KEYS:
         keyed = await store.find_messages(key, topics=everywhere, max_messages=100)
