@@ -64,7 +64,7 @@ async def answer(operation: Operation, services: Services, incoming: Incoming, p
 
 def call_of(operation: Operation, services: Services, incoming: Incoming, body: bytes) -> Call:
     """What the handler is given of the request. Raises Refusal."""
-    query = _query(incoming.query_string) if incoming.query_string else {}
+    query = query_of(incoming.query_string) if incoming.query_string else {}
     if query and operation.query is None:
         name = next(iter(query))[:100]
         raise invalid_field(f"/query/{name}", "unknown_field", f"the operation takes no query parameter {name}")
@@ -116,7 +116,8 @@ def _check_length(length: int, limit: RequestLimit) -> None:
         raise MessageTooLarge(detail, limit_bytes=limit.message_bytes)
 
 
-def _query(query_string: bytes) -> dict[str, str]:
+def query_of(query_string: bytes) -> dict[str, str]:
+    """The parameters of a query. Raises Refusal where one stands twice."""
     query: dict[str, str] = {}
     for name, value in parse_qsl(query_string.decode("latin-1"), keep_blank_values=True):
         if name in query:

@@ -12,6 +12,10 @@ class BodyBudget:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
 
+    def has_plenty(self, byte_count: int) -> bool:
+        """Would `BodyShare.reserve` reserve so many bytes, and no fewer?"""
+        return byte_count <= 1 + (self.limit_bytes - self.used_bytes - 1) // _SHARE_OF_ONE
+
 
 class BodyShare:
     """The bytes that one request holds of the budget; `close` releases all of them, however the request ended."""

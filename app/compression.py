@@ -18,7 +18,7 @@ from app.problems import Refusal, too_large
 _GZIP = 16 + zlib.MAX_WBITS  # with gzip's head and checksum
 _PIECE_BYTES = 64 << 10
 _FREE_BYTES = 256 << 10  # of a body for which the ratio is not checked: a short one does no harm
-_MIN_BYTES = 8 << 10  # a shorter answer is a few packets, compressed or not
+MIN_BYTES = 8 << 10  # a shorter answer is a few packets, compressed or not
 _ON_THE_LOOP_BYTES = 128 << 10  # compressed in less than a millisecond; a longer answer is compressed on a thread
 _COMPRESSED_TYPES = ("application/json", "application/problem+json")
 
@@ -80,7 +80,7 @@ def takes_gzip(headers: Mapping[str, str]) -> bool:
 
 def may_be_worth_it(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Is an answer with these headers long enough to be compressed, as far as they say?"""
-    return any(name == b"content-length" and int(value) >= _MIN_BYTES for name, value in headers)
+    return any(name == b"content-length" and int(value) >= MIN_BYTES for name, value in headers)
 
 
 def deflating(send: Send) -> Send:
@@ -119,7 +119,7 @@ async def _deflated(start: Message, body: Message) -> tuple[Message, Message]:
     """An answer in one piece, compressed where it is worth it and means the same."""
     content: bytes = body["body"]
     headers = MutableHeaders(scope=start)
-    if len(content) < _MIN_BYTES or not _is_worth_it(headers):
+    if len(content) < MIN_BYTES or not _is_worth_it(headers):
         return start, body
     if len(content) <= _ON_THE_LOOP_BYTES:
         content = _compressed(content)

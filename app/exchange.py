@@ -147,8 +147,7 @@ class Call(NamedTuple):
 
     def preferred(self, offered: tuple[str, ...]) -> str:
         """The media type of those offered that the client prefers; the first of those that it likes equally, or not at all."""
-        accept = self.headers.get("accept")
-        return offered[0] if accept is None or accept == "*/*" else preferred(accept, offered)
+        return preferred_by(self.headers, offered)
 
     def check_if_match(self, revision: int | None) -> None:
         """`revision`: of what is to be changed; None where it does not exist. Raises Refusal revision_mismatch."""
@@ -165,6 +164,12 @@ class Call(NamedTuple):
         """The trace that the request belongs to; a malformed one is ignored, as W3C Trace Context says."""
         given = self.headers.get("traceparent")
         return given if given is not None and _TRACEPARENT.fullmatch(given) else None
+
+
+def preferred_by(headers: Mapping[str, str], offered: tuple[str, ...]) -> str:
+    """As `Call.preferred`, by the headers of a request."""
+    accept = headers.get("accept")
+    return offered[0] if accept is None or accept == "*/*" else preferred(accept, offered)
 
 
 @lru_cache(maxsize=256)

@@ -25,6 +25,7 @@ from app.groups import handlers as groups
 from app.groups import leases, offsets
 from app.health import endpoints as health
 from app.messages import lookup, pull, send, stream
+from app.messages.hot_pull import HotPulls
 from app.messages.hot_send import HotSends
 from app.observability import Metrics
 from app.operations import operations_of
@@ -180,6 +181,7 @@ def http_server(app: FastAPI) -> HttpServer:
         "commitTransaction": HotDecisions(parts, "commitTransaction", TxnState.COMMITTED),
         "rollbackTransaction": HotDecisions(parts, "rollbackTransaction", TxnState.ROLLED_BACK),
     }
+    lane.hot_read = "pullMessages", HotPulls(parts)
     return http
 
 

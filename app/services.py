@@ -28,7 +28,7 @@ from storage.clock import Clock
 from storage.errors import TooManyWaiting
 from storage.identifiers import Identifiers
 from storage.message import Durability
-from storage.store import MessageStore, RowAppends
+from storage.store import BlockReads, MessageStore, RowAppends
 from txn.checkback import CheckSender
 from txn.coordinator import TransactionCoordinator
 
@@ -71,6 +71,11 @@ class Services:
     def row_store(self) -> RowAppends | None:
         """The store, where it appends rows. Kept: to ask whether a class fits a protocol takes 6 microseconds."""
         return self.store if isinstance(self.store, RowAppends) else None
+
+    @cached_property
+    def block_store(self) -> BlockReads | None:
+        """The store, where it gives blocks of records. Kept as `row_store`."""
+        return self.store if isinstance(self.store, BlockReads) else None
 
     @property
     def is_stopping(self) -> bool:

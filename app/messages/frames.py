@@ -31,11 +31,14 @@ _PART_BYTES = 256 << 10
 assert _HEADER.size == 40
 
 
+def header(count: int, next_offset: int, bounds: OffsetRange, result: str) -> bytes:
+    """The header of a page of so many records."""
+    return _HEADER.pack(_MAGIC, _VERSION, _HEADER.size, next_offset, bounds.first, bounds.end, count, RESULTS.index(result))
+
+
 def parts_of_page(records: Sequence[StoredRecord], next_offset: int, bounds: OffsetRange, result: str) -> Iterator[bytes]:
     """The page in parts of which none takes long to make."""
-    yield _HEADER.pack(
-        _MAGIC, _VERSION, _HEADER.size, next_offset, bounds.first, bounds.end, len(records), RESULTS.index(result)
-    )  # fmt: skip
+    yield header(len(records), next_offset, bounds, result)
     for begin in range(0, len(records), _AT_ONCE):
         piece = [record.data for record in records[begin : begin + _AT_ONCE]]
         if sum(map(len, piece)) <= _PART_BYTES:

@@ -20,7 +20,8 @@ from storage.formats.stored_record import StoredRecord
 from storage.message import OffsetRange, QueueId
 from storage.store import MessageStore
 
-_MEDIA_TYPES = (JSON, frames.MEDIA_TYPE)
+MEDIA_TYPES = (JSON, frames.MEDIA_TYPE)
+BEGIN_OF_PAGE = b'{"messages":['
 _VARIES = {"Vary": "Accept"}
 _SCAN_CODES = 16_000  # messages that a filter may pass over in one read by the hash of their tag
 
@@ -59,7 +60,7 @@ async def pull(services: Services, call: Call, topic_name: str, queue_id: int, q
     bounds = await services.store.offsets(queue)
     services.metrics.messages_out.inc(len(found))
     result = "found" if found else "no_matched_message" if passed else "no_new_message"
-    media_type = call.preferred(_MEDIA_TYPES)
+    media_type = call.preferred(MEDIA_TYPES)
     if media_type == frames.MEDIA_TYPE:
         parts = frames.parts_of_page(found, next_offset, bounds, result)
     else:
@@ -71,9 +72,14 @@ def _parts_of_page(
     found: Sequence[StoredRecord], form: PayloadForm, next_offset: int, bounds: OffsetRange, result: str
 ) -> Iterator[bytes]:
     """The JSON of a `MessagePage`."""
-    yield b'{"messages":['
+    yield BEGIN_OF_PAGE
     yield from parts_of_list(found, form)
-    yield b'],"next_offset":%d,"min_offset":%d,"max_offset":%d,"result":"%b"}' % (next_offset, *bounds, result.encode())
+    yield end_of_page(next_offset, bounds, result)
+
+
+def end_of_page(next_offset: int, bounds: OffsetRange, result: str) -> bytes:
+    """The JSON of a `MessagePage` behind its messages."""
+    return b'],"next_offset":%d,"min_offset":%d,"max_offset":%d,"result":"%b"}' % (next_offset, *bounds, result.encode())
 
 
 async def _first_offset(store: MessageStore, queue: QueueId, query: PullQuery, bounds: OffsetRange) -> int:

@@ -5,24 +5,29 @@ decoded and encoded by its struct; both ways make the same bytes.
 """
 
 import binascii
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import chain, repeat
 from operator import add
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from msgspec import UNSET
 
 from app import codec
 from app.messages.schemas import KnownMessage, Message, PayloadForm
 from storage.formats import properties
+from storage.formats.record_block import Columns
 from storage.formats.stored_record import StoredRecord
-from storage.message import ORDERING_KEY, StoredMessage
+from storage.message import ORDERING_KEY, QueueId, StoredMessage
 
+H = TypeVar("H", bound=Hashable)
+_Column = bytes | Sequence[bytes]  # what is the same for all messages, or an item for each
 M = TypeVar("M", bound=Message | KnownMessage)
 
 _AT_ONCE = 64  # messages whose JSON is one part, unless it takes more than
 _PART_BYTES = 256 << 10
 _BASE64_PIECE = 3 << 18
+_BETWEEN = b"\x7f"  # bodies that become JSON together: hardly ever in one, and written in JSON as it is
 _KEPT_REST = 128  # bytes of other properties that are kept with their JSON: many messages have the same
 
 
@@ -102,6 +107,74 @@ def json_of(records: Sequence[StoredRecord], form: PayloadForm) -> list[bytes]:
         ordering_key, behind_payload = rest
         keep(join((b'{"message_id":"', message_id, place, keys, ordering_key, payload, behind_payload, born, stored)))
     return found
+
+
+def joined(columns: Columns, ends: _Column) -> bytes | None:
+    """The JSON of messages with `auto` or `utf8` payloads, with commas between them; None unless all are plain.
+
+    `ends`: of all or of each, as in `parts_of_list`. Made column by column, in half the time of `json_of`.
+    """
+    matched = properties.match_all_plain(columns.properties)
+    if matched is None:
+        return None
+    try:
+        text = codec.encode(_BETWEEN.join(columns.bodies).decode())[1:-1]
+    except UnicodeDecodeError:
+        return None
+    payloads = text.split(_BETWEEN)
+    if len(payloads) != len(matched):  # one has this character itself
+        return None
+    ids, keys, tags, others = zip(*matched, strict=True)
+    rests = [_NO_REST] if not any(others) else list(map(_of_rest, others))
+    if None in rests:
+        return None
+    front, behind = map(_column, zip(*cast("list[tuple[bytes, bytes]]", rests), strict=True))
+    if all(keys) and all(tags):
+        attributes: list[_Column] = [b',"key":"', keys, b'","tag":"', tags, b'"']
+    else:
+        attributes = [[b"".join((b',"key":"', key, b'"')) if key else b"" for key in keys]]
+        attributes.append([b"".join((b',"tag":"', tag, b'"')) if tag else b"" for tag in tags])
+    place, offsets = _each(columns.queues, _place), codec.encode(list(columns.queue_offsets))[1:-1].split(b",")
+    times = _each(list(zip(columns.born_at_ms, columns.stored_at_ms, strict=True)), _times)
+    parts = [b',{"message_id":"', ids, place, offsets, *attributes, front, b'"', payloads, b'"', behind, times, ends]
+    return _interleaved(parts)[1:]
+
+
+def _interleaved(columns: Iterable["_Column"]) -> bytes:
+    """The first item of each column, the second of each and so on. At least one of them has several items."""
+    merged: list[Iterable[bytes]] = []
+    constant = b""  # all that is the same for all messages, since the column before
+    for column in columns:
+        if isinstance(column, bytes):
+            constant += column
+        else:
+            merged += (repeat(constant), column)
+            constant = b""
+    merged.append(repeat(constant))
+    return b"".join(chain.from_iterable(zip(*merged, strict=False)))
+
+
+def _column(items: Sequence[bytes]) -> "_Column":
+    return items[0] if len(items) == 1 else items
+
+
+def _each(values: Sequence[H], make: Callable[[H], bytes]) -> "_Column":
+    """What `make` makes of each value; of equal ones once."""
+    kinds = set(values)
+    if len(kinds) == 1:
+        return make(values[0])
+    made = {value: make(value) for value in kinds}
+    return [made[value] for value in values]
+
+
+def _place(queue: QueueId) -> bytes:
+    return b'","topic":%b,"queue_id":%d,"queue_offset":' % (codec.encode(queue.topic), queue.number)
+
+
+def _times(times: tuple[int, int]) -> bytes:
+    """The JSON of when a message was born and stored, from within the first one's quotes."""
+    born, stored = map(codec.rfc3339, times)
+    return f'{born}","stored_at":"{stored}"'.encode()
 
 
 def parts_of_list(records: Sequence[StoredRecord], form: PayloadForm, ends: Sequence[bytes] = ()) -> Iterator[bytes]:

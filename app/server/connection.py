@@ -386,6 +386,15 @@ class Connection(asyncio.Protocol):
             self.resume_reading()
             self.data_received(behind)
 
+    def answer_now(self, answer: bytes) -> None:
+        """Answer a request that is complete and was never held; the connection waits for the next one."""
+        transport = self._transport
+        if transport.is_closing():
+            return
+        transport.write(answer)
+        self.server.counted.answered(self)
+        self._deadline.set(KEEP_ALIVE_MS)
+
     def read_again(self, data: bytes) -> None:
         """Have the request that is held, of which these are the bytes, answered in the ordinary way."""
         self._is_held = False

@@ -5,7 +5,7 @@ untouched, and then the ordinary way answers. What it takes in one turn of the l
 It gives the answers that the handler gives, for the plain requests that it takes.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from os import urandom
 from time import perf_counter
@@ -54,6 +54,17 @@ class Asked(NamedTuple):
     parts: list[Any]
     path: str
     body_bytes: int
+
+
+HotAnswer = Callable[[bytes], bytes | None]
+"""The answer to a request, head and body, made at once; None where the ordinary way is to answer. Nothing has changed then."""
+
+
+class HotRead(Protocol):
+    """An operation whose answers are most often made of what memory has, without a task and the objects of a request."""
+
+    def answering(self, headers: Mapping[str, str]) -> HotAnswer:
+        """What answers requests for the operation that have these headers, which are harmless (`heads.is_harmless`)."""
 
 
 class HotParts(NamedTuple):

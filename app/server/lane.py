@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from time import perf_counter
 from typing import Any
 
+import structlog
 from starlette.types import Message
 
 from app import answering
@@ -22,7 +23,7 @@ from app.observability import Metrics
 from app.operations import Operation
 from app.server.connection import Connection
 from app.server.heads import KnownHeads, is_harmless
-from app.server.hot import Asked, HotOperation
+from app.server.hot import Asked, HotAnswer, HotOperation, HotRead
 from app.server.request import Request
 from app.services import Services
 
@@ -32,6 +33,9 @@ _Route = tuple[list[int], list[str], list[int], Operation]  # places whose text 
 _NUMBER = "queue_id"  # the one part of a path that is not text
 _LONGEST_NUMBER = 19
 _PLAIN_PATH = re.compile(rb"/[A-Za-z0-9_./-]*")  # that stands for itself
+_PLAIN_TARGET = re.compile(_PLAIN_PATH.pattern + rb"(?:\?[!-~]*)?")
+
+log = structlog.get_logger()
 
 
 class OperationLane:
@@ -49,8 +53,10 @@ class OperationLane:
     ) -> None:
         """`operations`: in the order in which they are asked whether a path is theirs. `is_off`: take nothing for now."""
         self.hot: dict[str, HotOperation] = {}  # by operation id
+        self.hot_read: tuple[str, HotRead] | None = None  # the one operation of this kind, behind its id
         self._known: KnownHeads[Asked] = KnownHeads()
         self._known_rests: KnownHeads[int] = KnownHeads()  # heads of POST without their first line, and the body's length
+        self._known_reads: KnownHeads[HotAnswer] = KnownHeads()  # heads of GET without their first line
         self._admission = admission
         self.bodies = bodies
         self.metrics = metrics
@@ -80,6 +86,8 @@ class OperationLane:
         head_bytes = data.find(b"\r\n\r\n")
         if head_bytes < 0:
             return False
+        if data.startswith(b"GET "):
+            return head_bytes + 4 == len(data) and self._answer_now(connection, data)
         head = data[:head_bytes]
         asked = self._known.get(head) or self._known_but_for_its_path(head)
         if asked is None or head_bytes + 4 + asked.body_bytes != len(data) or self._is_off():
@@ -87,6 +95,21 @@ class OperationLane:
         if not connection.is_served() or not asked.hot.take(asked, connection, data, head_bytes + 4):
             return False
         connection.hold()
+        return True
+
+    def _answer_now(self, connection: Connection, data: bytes) -> bool:
+        """Answer a request without a body, where all but its line is known and it is that of a hot read."""
+        answering_it = self._known_reads.get(data[data.find(b"\r\n") + 2 : -4])
+        if answering_it is None or self._is_off() or not connection.is_served():
+            return False
+        try:
+            answer = answering_it(data)
+        except Exception:  # the ordinary way finds out what to tell the client
+            log.exception("hot_read_failed")
+            return False
+        if answer is None:
+            return False
+        connection.answer_now(answer)
         return True
 
     def _known_but_for_its_path(self, head: bytes) -> Asked | None:
@@ -129,8 +152,7 @@ class OperationLane:
             reply = await answering.answer(operation, self._get_services(), asked, asked.parts)
             status = 200 if isinstance(reply, FileReply) else reply.status
             await _send(request, headers, request_id, status, answering.headers_of(reply), reply)
-            if operation.operation_id in self.hot:
-                self._learn(asked)
+            self._learn(asked)
         except ClientGone:
             status = answering.CLIENT_LEFT
         except Exception as error:
@@ -142,21 +164,31 @@ class OperationLane:
             self.metrics.requests.note(operation.operation_id, status, perf_counter() - begun)
 
     def _learn(self, asked: "OperationRequest") -> None:
-        """Know the head of this request from now on, where it is that of a plain one."""
-        request, headers = asked.request, asked.headers
+        """Know the head of this request from now on, where it is that of a plain one for a hot operation."""
+        request, headers, operation_id = asked.request, asked.headers, asked.operation.operation_id
+        hot = self.hot.get(operation_id)
+        hot_read = self.hot_read[1] if self.hot_read is not None and self.hot_read[0] == operation_id else None
+        if hot is None and hot_read is None:
+            return
         head, end, _ = request.arrived_with.partition(b"\r\n\r\n")
         length = headers.get("content-length", "0")
         if not end or not length.isdigit() or not request.keep_alive or not is_harmless(headers):
             return
-        if request.http_version != "1.1" or not _PLAIN_PATH.fullmatch(request.target):
+        target = _PLAIN_TARGET if hot is None else _PLAIN_PATH
+        if request.http_version != "1.1" or not target.fullmatch(request.target):
             return
         # It begins with the request's line and has a line for each header: not with empty lines, which the parser passes over.
-        if not head.startswith(b"POST %b HTTP/1.1\r\n" % request.target) or head.count(b"\r\n") != len(request.headers):
+        line = b"%b %b HTTP/1.1\r\n" % (request.method.encode("ascii"), request.target)
+        if not head.startswith(line) or head.count(b"\r\n") != len(request.headers):
             return
-        hot = self.hot[asked.operation.operation_id]
-        self._known_rests.learn(head.partition(b"\r\n")[2], int(length))
-        if not hot.has_own_paths:
-            self._known.learn(head, Asked(hot, asked.parts, request.path, int(length)))
+        rest = head[len(line) :]
+        if hot_read is not None:
+            if int(length) == 0:
+                self._known_reads.learn(rest, hot_read.answering(headers))
+        elif hot is not None:
+            self._known_rests.learn(rest, int(length))
+            if not hot.has_own_paths:
+                self._known.learn(head, Asked(hot, asked.parts, request.path, int(length)))
 
     def new_share(self) -> BodyShare:
         """A share of the memory for bodies."""

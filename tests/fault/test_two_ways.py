@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,8 @@ pytestmark = pytest.mark.faults
 
 REQUESTS = sized(ci=3_000, full=30_000)
 SHARDS = 2
+PULLED_MESSAGES = 120
+REQUEST_ID = re.compile(rb"request-id: [0-9a-f]{16}|(?<=request_id\":\")[0-9a-f]{16}")
 TOPICS = ("orders", "bills", "typed", "shaped", "gone")
 SEND, BATCH, RAW = "/v1/topics/{}/messages", "/v1/topics/{}/messages/batch", "/v1/topics/{}/messages/raw"
 VALUES: tuple[Any, ...] = (
@@ -51,14 +54,88 @@ async def _compare(directory, chance: random.Random, count: int) -> None:
 
         for request in _begin():
             await ask([request])
-        asked = 0
+        asked, pulls = 0, random.Random("pulls")
         while asked < count:
             requests = _together(chance)
             await ask(requests, pieces=chance.choice((1, 1, 1, 2, 5)) if len(requests) == 1 else 1)
             asked += len(requests)
+            if pulls.random() < 0.3:
+                await ask([_pull(pulls)])
         statuses = [(await ask([request]))[0][9:12] for request in _end()]
         assert statuses == ["200"] * len(statuses)
         assert direct.taken > count / 5  # by hot operations: what they do is what is asked here
+        assert direct.taken_reads > count / 60
+        assert _pulled(direct) == _pulled(application)
+
+
+def _pulled(way: Way) -> list[float]:
+    """What was counted of pulls that had an answer."""
+    counted = [way.metric("escrowmq_http_requests_total", operation="pullMessages", status=status) for status in ("200", "404")]
+    return [*counted, way.metric("escrowmq_messages_out_total")]
+
+
+@pytest.mark.parametrize("accept", ["application/json", "application/vnd.escrowmq.records"])
+def test_a_pull_that_is_answered_at_once_is_the_one_of_the_handler(tmp_path, accept):
+    asyncio.run(_compare_pulls(tmp_path, random.Random(f"pulls {accept}"), accept))
+
+
+async def _compare_pulls(directory, chance: random.Random, accept: str) -> None:
+    """Each asked by a head that is known, and by one that never becomes known, of the same store."""
+    async with Way(directory, is_direct=True) as way:
+        await way.ask(_request("POST", "/v1/topics", {"topic": "orders", "queues": 2}))
+        for number in range(PULLED_MESSAGES):
+            is_odd = number > PULLED_MESSAGES // 2
+            await way.ask(_request("POST", SEND.format("orders"), _pulled_message(chance, is_odd=is_odd)))
+        taken = 0
+        for number in range(sized(ci=400, full=10_000)):
+            target = _pull_target(chance)
+            known = [f"Accept: {accept}", *(["Accept-Encoding: gzip"] if number % 4 == 0 else [])]
+            before, counted = way.taken_reads, _pulled(way)
+            at_once = await way.ask(_request("GET", target, None, *known))
+            taken += way.taken_reads - before
+            before, between = way.taken_reads, _pulled(way)
+            ordinary = await way.ask(_request("GET", target, None, *known, "X-Other: 1"))
+
+            assert way.taken_reads == before
+            assert _without_id(at_once) == _without_id(ordinary), target
+            assert _steps(counted, between) == _steps(between, _pulled(way)), target
+        assert taken > number / 10
+
+
+def _pulled_message(chance: random.Random, *, is_odd: bool) -> dict[str, Any]:
+    message: dict[str, Any] = {"payload": chance.choice(("x", "", "ü\u2028", '"quoted\\"', '"' * 900, "z" * 3_000))}
+    for field, values in (("key", ("k", "ключ" if is_odd else "k 1")), ("tag", ("t", "u")), ("ordering_key", ("o", "ö"))):
+        if chance.random() < 0.3:
+            message[field] = chance.choice(values)
+    if is_odd and chance.random() < 0.2:
+        message |= chance.choice(
+            ({"payload": "\x7f"}, {"payload": "/w==", "payload_encoding": "base64"}, {"properties": {"a": ""}}, {"tag": 'a"b'})
+        )
+    return message
+
+
+def _pull_target(chance: random.Random) -> str:
+    """Most often of some messages from an offset; some wrong."""
+    at = chance.randrange(PULLED_MESSAGES // 2 + 3)
+    query = [f"offset={at}" if chance.random() < 0.95 else chance.choice(("", "offset=01", "offset=-1", "offset=0&offset=0"))]
+    for more, values in (
+        ("max_messages", (1, 2, 3, 5, 40, 1_000, 0, "x")), ("max_bytes", (1 << 20, 600, 1, 0)), ("wait_ms", (0,)),
+        ("payload", ("auto", "utf8", "omit", "base64", "x")), ("tag", ("*", "t", "%2A")), ("from", ("x",)),
+        ("out_of_range", ("earliest", "latest")), ("unknown", (1,)),
+    ):  # fmt: skip
+        if chance.random() < (0.9 if more == "max_messages" else 0.05):
+            query.insert(chance.choice((0, len(query))), f"{more}={chance.choice(values)}")
+    queue = chance.choice((0, 0, 1, 1, 1, 2, "00"))
+    topic = chance.choice(("orders",) * 20 + ("never", "%6Frders", "rmq_sys_x"))
+    return f"/v1/topics/{topic}/queues/{queue}/messages?{'&'.join(query)}"
+
+
+def _without_id(answer: bytes) -> bytes:
+    return REQUEST_ID.sub(b"", answer)
+
+
+def _steps(before: list[float], after: list[float]) -> list[float]:
+    return [later - earlier for earlier, later in zip(before, after, strict=True)]
 
 
 def _begin() -> Iterator[bytes]:
@@ -95,7 +172,7 @@ def _together(chance: random.Random) -> list[bytes]:
     if chance.random() < 0.3:
         kind = chance.choice((_plain_send, _plain_transaction, _plain_decision))
         return [kind(chance) for _ in range(chance.choice((2, 3, 5)))]
-    return [chance.choices((_send, _begin_one, _decide, _batch, _raw, _other), (8, 4, 6, 2, 2, 5))[0](chance)]
+    return [chance.choices([_send, _begin_one, _decide, _batch, _raw, _other], (8, 4, 6, 2, 2, 5))[0](chance)]
 
 
 def _plain_send(chance: random.Random) -> bytes:
@@ -110,6 +187,10 @@ def _plain_decision(chance: random.Random) -> bytes:
     return _request(
         "POST", f"/v1/transactions/<txn {chance.randrange(1_000_000)}>/{chance.choice(('commit', 'rollback'))}", None
     )
+
+
+def _pull(chance: random.Random) -> bytes:
+    return _spoiled(chance, "GET", _pull_target(chance), None)
 
 
 def _send(chance: random.Random) -> bytes:

@@ -3,17 +3,20 @@
 import itertools
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app import codec
 from app.consume.handlers import parts_of_received
 from app.consume.schemas import ReceivedMessages
+from app.messages.view import joined
 from delivery.receive import HandedOut
 from storage.formats import properties, stored_record, unit
 from storage.formats import record as records
 from storage.formats.queue_entry import QueueEntry
 from storage.formats.record import Record
+from storage.formats.record_block import Columns
 from storage.formats.row import rows_of
 from storage.formats.stored_record import StoredRecord
 from storage.message import ORDERING_KEY, QueueId, TransactionBits
@@ -129,3 +132,19 @@ def expected_of(raw: bytes, queue: QueueId, queue_offset: int, entry: QueueEntry
     stated = (record.topic, record.queue_number, record.queue_offset, record.physical_offset, records.start(raw)[0])
     is_ours = stated == (*queue, queue_offset, entry.physical_offset, entry.record_bytes)
     return [stored_record.of_record(record)] if is_ours else []
+
+
+@pytest.mark.parametrize(("body", "key"), [(b"\x7f", "k"), (b"\xff", "k"), (b"x", "\x00"), (b"x", '"')])
+def test_what_many_messages_cannot_be_joined_with_is_left_to_the_way_of_one(body, key):
+    columns = Columns([QueueId("orders", 0)] * 2, [1, 2], [b"x", body], [], [5, 6], [7, 7])
+    strings = [
+        rows_of([message(one, message_id="m", key=text)])[0][1] for one, text in zip(columns.bodies, ("k", key), strict=True)
+    ]
+    plain = unit_item()
+
+    assert joined(columns._replace(bodies=[b"x", b"y"], properties=[strings[0] + plain] * 2), b"}") is not None
+    assert joined(columns._replace(properties=[one + plain for one in strings]), b"}") is None
+
+
+def unit_item() -> bytes:
+    return unit.encode_item(unit.UnitItem(0, 0, 1, 1))

@@ -5,6 +5,7 @@ each time are replaced by their place among those that one way has shown, so tha
 """
 
 import asyncio
+import gzip
 import re
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -30,6 +31,7 @@ _MADE_UP = re.compile(
     r"|(?<=durability\":\")(?:synced|buffered)"  # and this on when the log was synced last
 )
 _REFERENCE = re.compile(rb"<(\w+) (\d+)>")
+_LENGTH = re.compile(rb"content-length: \d+")
 _ANSWER_SECONDS = 60
 
 
@@ -94,6 +96,7 @@ class Way:
         self._app = create_app(settings)
         self._is_direct = is_direct
         self.taken = 0  # requests, by hot operations
+        self.taken_reads = 0  # of these, those that were answered at once
         self._take_plain: HotTake = lambda connection, data: False
         self._stack = AsyncExitStack()
         self._server: HttpServer | None = None
@@ -119,6 +122,7 @@ class Way:
     def _take(self, connection: Connection, data: bytes) -> bool:
         is_taken = self._take_plain(connection, data)
         self.taken += is_taken
+        self.taken_reads += is_taken and data.startswith(b"GET ")
         return is_taken
 
     async def __aexit__(self, *_: object) -> None:
@@ -159,13 +163,17 @@ class Way:
         asking = (self.ask(one, connection=number, pieces=pieces) for number, one in enumerate(asked))
         return [self._plain(answer) for answer in await asyncio.gather(*asking)]
 
+    def metric(self, name: str, **labels: str) -> float:
+        """The value of one of the service's metrics; 0 where it was never counted."""
+        return self._app.state.metrics.registry.get_sample_value(name, labels) or 0.0
+
     def _named(self, reference: re.Match[bytes]) -> bytes:
         kind, number = reference[1].decode(), int(reference[2])
         seen = self._seen.get(kind, [])
         return seen[number % len(seen)].encode() if seen else kind.encode() + b"_none"
 
     def _plain(self, answer: bytes) -> str:
-        return _MADE_UP.sub(self._place, answer.decode("latin-1"))
+        return _MADE_UP.sub(self._place, _inflated(answer).decode("latin-1"))
 
     def _place(self, found: re.Match[str]) -> str:
         text = found[0]
@@ -176,3 +184,11 @@ class Way:
         if text not in seen[-200:]:
             seen.append(text)
         return f"{kind} {len(seen) - 1 - seen[::-1].index(text)}"
+
+
+def _inflated(answer: bytes) -> bytes:
+    """The answer with its body as it was before gzip, whose length depends on what was made up."""
+    head, end, body = answer.partition(b"\r\n\r\n")
+    if b"\r\ncontent-encoding: gzip" not in head or not body:
+        return answer
+    return _LENGTH.sub(b"content-length: made up", head) + end + gzip.decompress(body)

@@ -31,10 +31,13 @@ def test_the_budget_is_the_sum_of_what_requests_hold_and_is_never_exceeded(taken
             held[index] += count
         elif step == "reserve" and sum(held) < LIMIT and count:
             left = LIMIT - sum(held)
+            has_plenty = budget.has_plenty(count)
             reserved = shares[index].reserve(count)
+            assert has_plenty == (reserved == count)
             assert min(count, left // 8) <= reserved <= min(count, 1 + left // 8)
             held[index] += reserved
         elif step in ("add", "reserve") and sum(held) + count > LIMIT:
+            assert not budget.has_plenty(count)
             with pytest.raises(Refusal) as refused:
                 getattr(shares[index], step)(count)
             assert (refused.value.code, refused.value.headers) == ("overloaded", {"Retry-After": "1"})

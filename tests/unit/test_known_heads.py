@@ -65,3 +65,75 @@ def test_a_client_that_takes_no_answers_gets_no_more_of_them(tmp_path):
 
     assert asyncio.run(ask(sent)) == (False, 1, b"201")
     assert asyncio.run(ask(looked)) == (False, 1, b"200")
+
+
+PULL = b"GET /v1/topics/orders/queues/%d/messages?offset=%d HTTP/1.1\r\nHost: localhost\r\n%b\r\n"
+AUTHORIZED = b"Authorization: Bearer " + KEY.encode() + b"\r\n"
+
+
+def test_a_pull_is_answered_at_once_when_all_but_its_line_is_known(tmp_path):
+    sent = head(AUTHORIZED[:-2]) + BODY
+
+    found, taken = statuses(tmp_path, sent, PULL % (0, 0, AUTHORIZED), PULL % (1, 0, AUTHORIZED), PULL % (2, 0, AUTHORIZED))
+
+    assert found == [b"201", b"200", b"200", b"200"]
+    assert taken == 2
+
+
+def test_a_known_pull_lets_no_other_client_in(tmp_path):
+    known = PULL % (0, 0, AUTHORIZED)
+    other = PULL % (0, 0, b"Authorization: Bearer another\r\n")
+    hidden = PULL % (0, 0, b"") + b"GET / HTTP/1.1\r\n" + AUTHORIZED + b"\r\n"
+    sent = head(AUTHORIZED[:-2]) + BODY
+
+    found, taken = statuses(tmp_path, sent, known, known, other, PULL % (0, 0, b""), hidden)
+
+    assert found == [b"201", b"200", b"200", b"401", b"401", b"401"]
+    assert taken == 1
+
+
+def test_a_host_in_the_target_of_a_pull_does_not_vouch_for_the_one_in_its_head(tmp_path):
+    """The host of an absolute target takes the place of the header's, which a web page chooses."""
+    absolute = PULL.replace(b"GET /v1", b"GET http://localhost/v1").replace(b"Host: localhost", b"Host: evil.example")
+    sent = head() + BODY
+
+    async def ask() -> list[bytes]:
+        async with Way(tmp_path, is_direct=True) as way:
+            requests = [sent, *[absolute % (0, 0, b"")] * 2, PULL.replace(b"localhost", b"evil.example") % (0, 0, b"")]
+            return [(await way.ask(one, connection=number))[9:12] for number, one in enumerate(requests)]
+
+    assert asyncio.run(ask()) == [b"201", b"200", b"200", b"421"]
+
+
+def test_a_pull_that_fails_at_once_is_answered_by_its_handler(tmp_path):
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(24, "too many open files")
+
+    async def ask() -> tuple[list[bytes], int]:
+        async with Way(tmp_path, is_direct=True) as way:
+            asked = [await way.ask(one) for one in (head() + BODY, PULL % (0, 0, b""), PULL % (0, 0, b""))]
+            taken, way.services.store.bounds = way.taken_reads, fail  # type: ignore[attr-defined]
+            asked.append(await way.ask(PULL % (0, 0, b"")))
+            return [one[9:12] for one in asked], way.taken_reads - taken
+
+    assert asyncio.run(ask()) == ([b"201", b"200", b"200", b"200"], 0)
+
+
+def test_a_client_that_takes_no_answers_gets_no_more_pulls(tmp_path):
+    pull = PULL % (0, 0, AUTHORIZED)
+
+    async def ask() -> tuple[bool, int, bytes]:
+        async with Way(tmp_path, is_direct=True, api_keys=[KEY]) as way:
+            await way.ask(head(AUTHORIZED[:-2]) + BODY)
+            for _ in range(2):
+                await way.ask(pull)
+            taken = way.taken_reads
+            way.pause_writing()
+            asking = asyncio.ensure_future(way.ask(pull))
+            (other,) = await asyncio.gather(way.ask(pull, connection=1))  # in the meantime others are answered
+            is_answered = asking.done()
+            way.resume_writing()
+            assert other[9:12] == b"200"
+            return is_answered, way.taken_reads - taken, (await asking)[9:12]
+
+    assert asyncio.run(ask()) == (False, 1, b"200")

@@ -1,0 +1,131 @@
+"""Pulls of messages that memory has, answered at once: no task, no objects of a request, no struct for a message."""
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache, partial
+from os import urandom
+from time import perf_counter
+from typing import NamedTuple
+
+from msgspec import UNSET
+
+from app import codec
+from app.answering import query_of
+from app.compression import MIN_BYTES, takes_gzip
+from app.exchange import JSON, preferred_by
+from app.messages import frames
+from app.messages.pull import BEGIN_OF_PAGE, MEDIA_TYPES, end_of_page
+from app.messages.schemas import PullQuery
+from app.messages.view import joined
+from app.problems import Refusal
+from app.server.hot import HotAnswer, HotParts
+from app.server.request import STATUS_LINES
+from delivery.filters import compile_filter
+from storage.errors import MessagingError
+from storage.formats.record_block import RecordBlock
+from storage.message import OffsetRange
+
+_ID_BYTES = 8  # of a request's id
+_MOST_MESSAGES = 256
+_MOST_BYTES = 128 << 10  # of records; their JSON takes less than a millisecond
+_MOST_RAW_BYTES = 256 << 10
+_OK = 200
+
+# A pull from an offset, with what else the query says in front of it and behind it.
+_MORE = rb"([A-Za-z0-9_=&.*-]{0,100})"
+_match = re.compile(
+    rb"GET /v1/topics/([A-Za-z0-9_.-]{1,255})/queues/([0-9]{1,19})/messages\?(?:" + _MORE + rb"&)?"
+    rb"offset=(0|[1-9][0-9]{0,17})(?:&" + _MORE + rb")? HTTP/1\.1\r\n"
+).match  # fmt: skip
+
+
+class _Wanted(NamedTuple):
+    """What a query asks for beside its offset."""
+
+    max_messages: int
+    max_bytes: int
+    waits: bool
+    is_text: bool  # bodies that are UTF-8 come as text
+
+
+class HotPulls:
+    """Answers pulls as `pull` does, or leaves them to it. Event loop only."""
+
+    def __init__(self, parts: HotParts) -> None:
+        self._parts = parts
+
+    def answering(self, headers: Mapping[str, str]) -> HotAnswer:
+        return partial(self._answer, preferred_by(headers, MEDIA_TYPES), takes_gzip(headers))
+
+    def _answer(self, media_type: str, has_gzip: bool, data: bytes) -> bytes | None:
+        begun = perf_counter()
+        found = _match(data)
+        if found is None:
+            return None
+        topic_name, number, before, given_offset, behind = found.groups()
+        wanted = _wanted(before, behind)
+        if wanted is None or not self._parts.bodies.has_plenty(wanted.max_bytes):
+            return None
+        is_json = media_type == JSON
+        most_bytes = min(wanted.max_bytes, _MOST_RAW_BYTES if not is_json else MIN_BYTES if has_gzip else _MOST_BYTES)
+        offset = int(given_offset)
+        block = None
+        try:
+            services = self._parts.get_services()
+            store = services.block_store
+            if store is None:
+                return None
+            queue = services.topics.get(topic_name.decode("ascii")).queue(int(number))
+            bounds = store.bounds(queue)
+            count = min(wanted.max_messages, bounds.end - offset)
+            if not 0 <= count <= _MOST_MESSAGES or offset < bounds.first or (wanted.waits and not count):
+                return None
+            if count:
+                block = store.block_now(queue, offset, count=count, max_bytes=most_bytes)
+                if block is None:
+                    return None
+        except MessagingError:
+            return None
+        if is_json and not (wanted.is_text or block is None):
+            return None
+        parts = _json(block, offset + count, bounds) if is_json else _records(block, count, offset + count, bounds)
+        if parts is None:
+            return None
+        length = sum(map(len, parts))
+        if has_gzip and is_json and length >= MIN_BYTES:
+            return None
+        services.metrics.messages_out.inc(count)
+        head = b"vary: Accept\r\ncontent-length: %d\r\ncontent-type: %b\r\nrequest-id: %b\r\n\r\n" % (
+            length,
+            media_type.encode("ascii"),
+            urandom(_ID_BYTES).hex().encode("ascii"),
+        )
+        answer = b"".join((STATUS_LINES[_OK], *self._parts.default_lines(), head, *parts))
+        self._parts.metrics.requests.note("pullMessages", _OK, perf_counter() - begun)
+        return answer
+
+
+@lru_cache(maxsize=1_024)
+def _wanted(before: bytes | None, behind: bytes | None) -> _Wanted | None:
+    """What these parts of a query ask for; None where it is not for a number of any messages, or wrong."""
+    try:
+        query = codec.convert(dict(query_of(b"&".join(filter(None, (before, behind))))), PullQuery, pointer="")
+        wanted = compile_filter("tag", query.tag)
+    except (Refusal, MessagingError):
+        return None
+    if query.offset is not UNSET or query.from_ is not UNSET or not wanted.is_everything:
+        return None
+    return _Wanted(query.max_messages, query.max_bytes, query.wait_ms > 0, query.payload in ("auto", "utf8"))
+
+
+def _records(block: RecordBlock | None, count: int, next_offset: int, bounds: OffsetRange) -> list[bytes]:
+    result = "no_new_message" if block is None else "found"
+    return [frames.header(count, next_offset, bounds, result), b"" if block is None else block.data]
+
+
+def _json(block: RecordBlock | None, next_offset: int, bounds: OffsetRange) -> list[bytes] | None:
+    """None where a message is not plain."""
+    if block is None:
+        return [BEGIN_OF_PAGE, end_of_page(next_offset, bounds, "no_new_message")]
+    messages = joined(block.columns(), b"}")
+    return None if messages is None else [BEGIN_OF_PAGE, messages, end_of_page(next_offset, bounds, "found")]
