@@ -253,6 +253,8 @@ class Connection(asyncio.Protocol):
                 raise ValueError("this is no proxy")
             return
         http_version = parser.get_http_version()
+        if http_version not in ("1.0", "1.1"):
+            raise ValueError("this is HTTP/1")
         if http_version == "1.0" and any(name == b"transfer-encoding" for name, _ in self._headers):
             raise ValueError("HTTP/1.0 has no chunks")  # RFC 9112, 6.1
         self._take_host_of_target()
