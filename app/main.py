@@ -25,6 +25,7 @@ from app.groups import handlers as groups
 from app.groups import leases, offsets
 from app.health import endpoints as health
 from app.messages import lookup, pull, send, stream
+from app.messages.hot_batch import HotBatches
 from app.messages.hot_pull import HotPulls
 from app.messages.hot_send import HotSends
 from app.observability import Metrics
@@ -177,6 +178,7 @@ def http_server(app: FastAPI) -> HttpServer:
     parts = HotParts(wiring.get_services, lane.bodies, lane.metrics, http.loop.call_soon, lambda: http.default_lines)
     lane.hot |= {
         "sendMessage": HotSends(parts),
+        "sendMessageBatch": HotBatches(parts),
         "beginTransaction": HotBegins(parts),
         "commitTransaction": HotDecisions(parts, "commitTransaction", TxnState.COMMITTED),
         "rollbackTransaction": HotDecisions(parts, "rollbackTransaction", TxnState.ROLLED_BACK),

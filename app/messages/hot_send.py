@@ -31,6 +31,7 @@ class HotSends:
     """Takes plain sends, and answers them as `send` does. Event loop only."""
 
     has_own_paths = False
+    has_long_answers = False
 
     def __init__(self, parts: HotParts) -> None:
         self._parts = parts

@@ -145,6 +145,14 @@ async def append_rows(store: RowAppends, rows: Sequence[Row], *, durability: Dur
     return await answer
 
 
+def answer_of(
+    entry_ids: Sequence[str | UnsetType], message_ids: Sequence[str], rows: Sequence[Row], placed: Placed, *, status: int
+) -> str:
+    """The JSON of a `BatchSendResult` with a receipt for each row. The rows are of one topic."""
+    results = ",".join(results_of(entry_ids, message_ids, rows, placed, status=status))
+    return f'{{"accepted":{len(rows)},"rejected":0,"results":[{results}]}}'
+
+
 def results_of(
     entry_ids: Sequence[str | UnsetType], message_ids: Sequence[str], rows: Sequence[Row], placed: Placed, *, status: int
 ) -> list[str]:

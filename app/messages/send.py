@@ -70,7 +70,7 @@ _SENT = ("Location", "Store-Pressure", "Idempotency-Replayed")
 _Entries = Sequence[BatchEntry | JudgedEntry]
 
 DURABILITY = {"synced": Durability.SYNCED, "buffered": Durability.BUFFERED, UNSET: None}
-_ENTRY_COST_BYTES = 256  # an entry takes as long as so many bytes of a message, be they fewer
+ENTRY_COST_BYTES = 256  # an entry takes as long as so many bytes of a message, be they fewer
 _MAX_ERRORS = 50  # field errors in one problem; the first ones tell enough
 
 # Message-* headers of the raw route, and the field that each one is.
@@ -436,14 +436,13 @@ async def _send_plain_batch(services: Services, call: Call, topic: Topic, batch:
     placed = await plain_rows.append_rows(store, rows, durability=durability)
     services.metrics.messages_in.inc(len(rows))
     status = 202 if is_late(services, placed.durable, durability) else 201
-    results = ",".join(plain_rows.results_of(entry_ids, message_ids, rows, placed, status=status))
-    body = f'{{"accepted":{len(rows)},"rejected":0,"results":[{results}]}}'
+    body = plain_rows.answer_of(entry_ids, message_ids, rows, placed, status=status)
     return Reply(201, body.encode(), _send_headers(services, replayed=False))
 
 
 def _cost_of(call: Call, entries: Sequence[object]) -> int:
     """Bytes of one message that take as long as these entries."""
-    return max(len(call.body), len(entries) * _ENTRY_COST_BYTES)
+    return max(len(call.body), len(entries) * ENTRY_COST_BYTES)
 
 
 async def _batch_again(services: Services, entries: _Entries, before: Sent) -> Reply:

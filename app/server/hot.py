@@ -43,6 +43,10 @@ class HotOperation(Protocol):
     def has_own_paths(self) -> bool:
         """Has each request a path of its own, so that only the rest of its head comes again?"""
 
+    @property
+    def has_long_answers(self) -> bool:
+        """Are its answers so long that they are compressed for a client that takes that?"""
+
     def take(self, asked: "Asked", connection: Held, data: bytes, body_at: int) -> bool:
         """Take a request, whose body begins at `body_at`. False: nothing was done, and it is not plain enough."""
 
@@ -110,15 +114,18 @@ class HotTurn(Generic[T]):
         *,
         let_go: Callable[[list[T]], None] = lambda taken: None,
         tells_pressure: bool,
+        max_bytes: int = _MAX_BYTES,
     ) -> None:
         """`do`: does what was taken, and answers by `answer` or `refuse`; the time is when the first of it was taken. Where it
         raises at once, it has done nothing, and `let_go` gives back what was held. `tells_pressure`: of the operation.
+        `max_bytes`: of a request that is taken.
         """
         self._parts = parts
         self._operation_id = operation_id
         self._do = do
         self._let_go = let_go
         self._tells_pressure = tells_pressure
+        self._max_bytes = max_bytes
         self._newest: list[T] = []  # those that the next one joins
         self._newest_bytes = 0
         self._count = 0
@@ -130,7 +137,7 @@ class HotTurn(Generic[T]):
     def has_room(self, data: bytes) -> bool:
         """May a request be taken, as far as its length is concerned?"""
         bodies, byte_count = self._parts.bodies, len(data)
-        return byte_count <= _MAX_BYTES and bodies.used_bytes + byte_count <= bodies.limit_bytes
+        return byte_count <= self._max_bytes and bodies.used_bytes + byte_count <= bodies.limit_bytes
 
     def add(self, taken: T) -> None:
         """It is done at the end of this turn, never before this returns: its connection is not held yet."""

@@ -55,7 +55,8 @@ class OperationLane:
         self.hot: dict[str, HotOperation] = {}  # by operation id
         self.hot_read: tuple[str, HotRead] | None = None  # the one operation of this kind, behind its id
         self._known: KnownHeads[Asked] = KnownHeads()
-        self._known_rests: KnownHeads[int] = KnownHeads()  # heads of POST without their first line, and the body's length
+        # Heads of POST without their first line: the body's length, and whether the client takes compressed answers.
+        self._known_rests: KnownHeads[tuple[int, bool]] = KnownHeads()
         self._known_reads: KnownHeads[HotAnswer] = KnownHeads()  # heads of GET without their first line
         self._admission = admission
         self.bodies = bodies
@@ -115,9 +116,10 @@ class OperationLane:
     def _known_but_for_its_path(self, head: bytes) -> Asked | None:
         """What a head asks for of which all but the path is known."""
         line, _, rest = head.partition(b"\r\n")
-        body_bytes = self._known_rests.get(rest)
-        if body_bytes is None:
+        known = self._known_rests.get(rest)
+        if known is None:
             return None
+        body_bytes, has_gzip = known
         method, _, target = line.partition(b" ")
         path, _, version = target.partition(b" ")
         if method != b"POST" or version != b"HTTP/1.1" or not _PLAIN_PATH.fullmatch(path):
@@ -125,7 +127,9 @@ class OperationLane:
         text = path.decode("ascii")
         found = self.find("POST", text)
         hot = None if found is None else self.hot.get(found[0].operation_id)
-        return None if found is None or hot is None else Asked(hot, found[1], text, body_bytes)
+        if found is None or hot is None or (has_gzip and hot.has_long_answers):
+            return None
+        return Asked(hot, found[1], text, body_bytes)
 
     def take(self, request: Request) -> "OperationRequest | None":
         """What is to be done for a request whose head has arrived; None where ASGI is to answer."""
@@ -186,8 +190,9 @@ class OperationLane:
             if int(length) == 0:
                 self._known_reads.learn(rest, hot_read.answering(headers))
         elif hot is not None:
-            self._known_rests.learn(rest, int(length))
-            if not hot.has_own_paths:
+            has_gzip = takes_gzip(headers)
+            self._known_rests.learn(rest, (int(length), has_gzip))
+            if not hot.has_own_paths and not (has_gzip and hot.has_long_answers):
                 self._known.learn(head, Asked(hot, asked.parts, request.path, int(length)))
 
     def new_share(self) -> BodyShare:

@@ -52,6 +52,7 @@ class HotBegins:
     """Takes plain begins, and answers them as `begin` does. Event loop only."""
 
     has_own_paths = False
+    has_long_answers = False
 
     def __init__(self, parts: HotParts) -> None:
         self._parts = parts
@@ -144,6 +145,7 @@ class HotDecisions:
     """Takes plain commits or plain rollbacks, and answers them as `commit` and `rollback` do. Event loop only."""
 
     has_own_paths = True
+    has_long_answers = False
 
     def __init__(self, parts: HotParts, operation_id: str, state: TxnState) -> None:
         self._parts = parts

@@ -87,3 +87,17 @@ def test_the_head_of_an_answer_is_the_same_as_with_its_body(api, accepted):
     names = ("content-length", "content-encoding", "content-type")
     assert [head.headers.get(name) for name in names] == [with_body.headers.get(name) for name in names]
     assert with_body.json()["openapi"] == "3.1.0"
+
+
+def test_the_answer_to_a_batch_is_compressed_however_often_the_same_head_came(api, topic):
+    body = json.dumps({"entries": [{"message": {"payload": "x"}}] * 50})
+    headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip"}
+    single = json.dumps({"payload": "x" * (len(body) - len('{"payload": ""}'))})
+    assert len(single) == len(body)
+
+    for path, content in (("messages", single), *[("messages/batch", body)] * 3):
+        answer = api.post(f"/v1/topics/{topic}/{path}", content=content, headers=headers)
+        assert answer.status_code == 201
+        assert answer.headers.get("content-encoding") == ("gzip" if path == "messages/batch" else None)
+    plain = api.post(f"/v1/topics/{topic}/messages/batch", content=body, headers=headers | {"Accept-Encoding": "identity"})
+    assert len(plain.json()["results"]) == 50

@@ -56,9 +56,9 @@ async def _compare(directory, chance: random.Random, count: int) -> None:
             await ask([request])
         asked, pulls = 0, random.Random("pulls")
         while asked < count:
-            requests = _together(chance)
-            await ask(requests, pieces=chance.choice((1, 1, 1, 2, 5)) if len(requests) == 1 else 1)
-            asked += len(requests)
+            for requests in _together(chance):
+                await ask(requests, pieces=chance.choice((1, 1, 1, 2, 5)) if len(requests) == 1 else 1)
+                asked += len(requests)
             if pulls.random() < 0.3:
                 await ask([_pull(pulls)])
         statuses = [(await ask([request]))[0][9:12] for request in _end()]
@@ -151,6 +151,7 @@ def _begin() -> Iterator[bytes]:
     for _ in range(3):  # so that the heads of these are known
         for topic in TOPICS:
             yield _request("POST", SEND.format(topic), {"payload": "x"})
+            yield _request("POST", BATCH.format(topic), {"entries": [{"message": {"payload": "x"}}] * 2})
         yield _request("POST", "/v1/transactions", _plain_begin("orders", {"payload": "x"}))
         yield _request("POST", "/v1/transactions/<txn 0>/commit", None)
         yield _request("POST", "/v1/transactions/<txn 0>/rollback", {})
@@ -167,26 +168,48 @@ def _end() -> Iterator[bytes]:
         yield _request("GET", f"/v1/transactions/<txn {number}>/history", None)
 
 
-def _together(chance: random.Random) -> list[bytes]:
+def _together(chance: random.Random) -> list[list[bytes]]:
     """Requests that arrive at once: one of any kind, or some plain ones, as only their order is that of their arrival."""
     if chance.random() < 0.3:
-        kind = chance.choice((_plain_send, _plain_transaction, _plain_decision))
-        return [kind(chance) for _ in range(chance.choice((2, 3, 5)))]
-    return [chance.choices([_send, _begin_one, _decide, _batch, _raw, _other], (8, 4, 6, 2, 2, 5))[0](chance)]
+        count = chance.choice((2, 3, 5))
+        kind = chance.choice((_plain_send, _two_in_a_batch, _plain_transaction))
+        requests = [kind(chance) for _ in range(count)]
+        if kind is not _plain_transaction or chance.random() < 0.2:
+            return [requests]
+        return [requests, _plain_decisions(count)]
+    kinds = (_send, _begin_one, _decide, _batch, _plain_batch, _raw, _other)
+    return [[chance.choices(kinds, (8, 4, 6, 2, 2, 2, 5))[0](chance)]]
 
 
 def _plain_send(chance: random.Random) -> bytes:
     return _request("POST", SEND.format("orders"), {"payload": chance.choice(("x", "yy")), "key": chance.choice(("k", "k 1"))})
 
 
+def _two_in_a_batch(chance: random.Random) -> bytes:
+    entry = {"message": {"payload": chance.choice("xy")}}
+    return _request("POST", BATCH.format("orders"), {"entries": [entry, entry]})
+
+
+def _plain_batch(chance: random.Random) -> bytes:
+    """Of few lengths, so that its head is known soon."""
+    message = {chance.choice(("payload", "payload", "json")): chance.choice(("x", "ü", "y" * 700)), "key": "k"}
+    message |= chance.choice(({}, {"require_durability": chance.choice(("synced", "buffered"))}, {"tag": chance.choice("t| ")}))
+    ids = [
+        {"id": chance.choice(("ab", "cd", "é", '"'))} if chance.random() < 0.5 else {} for _ in range(chance.choice((1, 1, 3)))
+    ]
+    body = {"entries": [{"message": message, **one} for one in ids], "atomic": chance.random() < 0.8}
+    headers = ["Accept-Encoding: gzip"] if chance.random() < 0.1 else []
+    return _request("POST", BATCH.format(_topic(chance)), body, *headers)
+
+
 def _plain_transaction(chance: random.Random) -> bytes:
     return _request("POST", "/v1/transactions", _plain_begin("orders", {"json": chance.choice(("x", "ü"))}))
 
 
-def _plain_decision(chance: random.Random) -> bytes:
-    return _request(
-        "POST", f"/v1/transactions/<txn {chance.randrange(1_000_000)}>/{chance.choice(('commit', 'rollback'))}", None
-    )
+def _plain_decisions(count: int) -> list[bytes]:
+    """Of the newest transactions. One commit alone: the order of several, which queue offsets show, is not that of arrival."""
+    words = ["commit", *["rollback"] * (count - 1)]
+    return [_request("POST", f"/v1/transactions/<txn {-1 - number}>/{word}", None) for number, word in enumerate(words)]
 
 
 def _pull(chance: random.Random) -> bytes:
