@@ -15,9 +15,10 @@ from app import codec
 from app.body_budget import BodyShare
 from app.exchange import Call, FileReply, Reply, RequestLimit
 from app.operations import Handler, Operation
+from app.parking import Waiting
 from app.problems import MEDIA_TYPE, Refusal, as_refusal, document, invalid_field
 from app.registry.payload_schema import until_checked
-from app.services import Services
+from app.services import Services, while_there
 from storage.errors import MessageTooLarge, MessagingError
 from storage.files.vfs import is_out_of_files
 
@@ -53,13 +54,34 @@ class Incoming(Protocol):
         """Return once the client has left."""
 
 
-async def answer(operation: Operation, services: Services, incoming: Incoming, parts: list[object]) -> Reply | FileReply:
+async def answer(
+    operation: Operation, services: Services, incoming: Incoming, parts: list[object]
+) -> Reply | FileReply | Waiting:
     """The handler's answer. `parts`: of the path. Raises Refusal, MessagingError, ClientGone."""
     with under_pressure(operation, services):
         body = await _read(incoming, operation.limit and operation.limit(services, *parts))
         call = call_of(operation, services, incoming, body)
         arguments = await operation.arguments(services, call, parts)
         return await until_checked(lambda: cast("Handler", operation.handler)(*arguments))
+
+
+async def until_answered(incoming: Incoming, reply: Reply | FileReply | Waiting) -> Reply | FileReply:
+    """Wait in the task of the request, for servers that need one. Raises Refusal, MessagingError, ClientGone."""
+    while isinstance(reply, Waiting):
+        await _until_resumed(incoming, reply)
+        reply = await reply.again()
+    return reply
+
+
+async def _until_resumed(incoming: Incoming, waiting: Waiting) -> None:
+    resumed = asyncio.Event()
+    waiting.park(lambda _: resumed.set())
+    try:
+        async with while_there(incoming.until_gone):
+            await resumed.wait()
+    except BaseException:
+        waiting.leave()
+        raise
 
 
 def call_of(operation: Operation, services: Services, incoming: Incoming, body: bytes) -> Call:

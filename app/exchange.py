@@ -28,6 +28,8 @@ _PIECE_BYTES = 256 << 10  # of a large answer
 _JOINED_BYTES = 256 << 10  # of messages whose JSON is joined on the loop: a millisecond
 _PARTS_AT_ONCE = 4  # the same
 
+_NOTHING: Mapping[str, str] = {}
+
 _STREAMS = re.compile(r"/v1/topics/[^/]+/messages/stream")
 
 _WEIGHT = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
@@ -81,6 +83,10 @@ class Call(NamedTuple):
     async def read(self, function: Callable[..., T], *more: Any, is_slow: bool = False) -> T:
         """As `BodyThread.read`; the last argument of the function is the limit on the number of values."""
         return await self.thread.read(function, self._json(), *more, self.max_values, is_slow=is_slow)
+
+    def during_wait(self) -> "Call":
+        """The call without what its handler has read by now, so that a request that waits takes little memory."""
+        return self._replace(body=b"", headers=_NOTHING, query=_NOTHING)
 
     def _json(self) -> bytes:
         content_type = self.media_type

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from app.exchange import Call, FileReply, Reply, RequestLimit
+from app.parking import Waiting
 from app.services import Services
 
 ALWAYS = (
@@ -35,7 +36,7 @@ ANSWER_HEADERS = {
     "Idempotency-Replayed": "true: the request was taken before, and this is what became of it.",
 }
 
-Handler = Callable[..., Awaitable[Reply | FileReply]]
+Handler = Callable[..., Awaitable[Reply | FileReply | Waiting]]
 StreamHandler = Callable[..., AsyncGenerator[bytes, None]]
 AnyHandler = TypeVar("AnyHandler", bound=Handler | StreamHandler)
 BodyLimit = Callable[..., RequestLimit]

@@ -137,7 +137,7 @@ class _Incoming:
 
 
 async def _answer(operation: Operation, services: Services, incoming: _Incoming, parts: list[Any], send: Send) -> None:
-    reply = await answering.answer(operation, services, incoming, parts)
+    reply = await answering.until_answered(incoming, await answering.answer(operation, services, incoming, parts))
     status = 200 if isinstance(reply, FileReply) else reply.status
     await send({"type": "http.response.start", "status": status, "headers": answering.headers_of(reply)})
     if isinstance(reply, Reply) and isinstance(reply.body, bytes):

@@ -1,7 +1,7 @@
 """What an endpoint may ask for. Filled by the wiring once the store is open."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,6 +10,7 @@ from app.body_thread import BodyThread
 from app.connections import Connections
 from app.exchange import Call, ClientGone
 from app.observability import Metrics
+from app.parking import Parking
 from app.registry.consumer_groups import ConsumerGroups
 from app.registry.producer_groups import ProducerGroups
 from app.registry.topics import Topics
@@ -25,7 +26,6 @@ from scheduler.cron_service import CronService
 from scheduler.loops import Loops
 from scheduler.schedule_service import ScheduleService
 from storage.clock import Clock
-from storage.errors import TooManyWaiting
 from storage.identifiers import Identifiers
 from storage.message import Durability
 from storage.store import BlockReads, MessageStore, RowAppends
@@ -60,11 +60,10 @@ class Services:
     settings_in_force: Mapping[str, str]  # by their variables, without secrets
     has_keys: bool  # only who has an API key gets in
     connections: Connections
-    max_waiting: int
+    parking: Parking
     max_line_bytes: int  # of a stream
     max_body_values: int  # of JSON in a request
     body_thread: BodyThread
-    waiting: int = 0
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     @cached_property
@@ -91,20 +90,16 @@ class Services:
     @asynccontextmanager
     async def parked(self, call: Call) -> AsyncIterator[None]:
         """Around a long poll, which ends when the client leaves. Raises TooManyWaiting, ClientGone."""
-        if self.waiting >= self.max_waiting:
-            raise TooManyWaiting(f"{self.waiting} requests are waiting, the limit is {self.max_waiting}")
-        self.waiting += 1
-        self.metrics.long_polls.set(self.waiting)
+        self.parking.enter()
         try:
-            async with _while_there(call):
+            async with while_there(call.until_gone):
                 yield
         finally:
-            self.waiting -= 1
-            self.metrics.long_polls.set(self.waiting)
+            self.parking.exit()
 
 
 @asynccontextmanager
-async def _while_there(call: Call) -> AsyncIterator[None]:
+async def while_there(until_gone: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
     """What is inside must only wait: it is cancelled when the client leaves."""
     waiting = asyncio.current_task()
     assert waiting is not None
@@ -112,7 +107,7 @@ async def _while_there(call: Call) -> AsyncIterator[None]:
 
     async def watch() -> None:
         nonlocal has_left
-        await call.until_gone()
+        await until_gone()
         has_left = True
         waiting.cancel()
 

@@ -18,6 +18,7 @@ from app.loop_watch import LoopWatch
 from app.loops import ACTING, add_loops, keep_tables
 from app.observability import Metrics
 from app.open_files import count_open, open_limit
+from app.parking import Parking
 from app.problems import Refusal
 from app.registry import known_registry
 from app.registry.audit_reports import AuditReportRows
@@ -356,7 +357,7 @@ class Wiring:
             settings_in_force=in_force(settings),
             has_keys=bool(settings.api_keys),
             connections=self.connections,
-            max_waiting=settings.http.waiting_limit,
+            parking=Parking(clock, most=settings.http.waiting_limit, on_changed=self._metrics.long_polls.set),
             max_line_bytes=settings.http.max_body_bytes,
             max_body_values=settings.http.max_body_values,
             body_thread=body_thread,

@@ -14,6 +14,7 @@ from benchmarks import (
     http,
     index,
     longest_turn,
+    parked,
     recovery,
     schedules,
     segments,
@@ -44,6 +45,7 @@ def main() -> int:
         "filters": filters.run,
         "delivery": delivery.run,
         "longest_turn": longest_turn.run,
+        "parked": parked.run,
     }
     known = usual | {
         "audit": audit.run,

@@ -79,7 +79,9 @@ async def _wake_up(waiting: int) -> Figure:
     async def consume() -> None:
         while True:
             while not await delivery.receive("g", rules, wanted):
-                await delivery.wait("g", rules, wanted, timeout_ms=60_000)
+                woken = asyncio.Event()
+                await delivery.begin_wait("g", rules, wanted, woken.set)
+                await woken.wait()
             got.put_nowait(time.perf_counter())
 
     consumers = [asyncio.create_task(consume()) for _ in range(waiting)]

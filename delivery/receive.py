@@ -5,6 +5,7 @@ messages are handed out again, for the same attempt and under another lease: no 
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -108,17 +109,22 @@ class Receiving:
             self._waiters.wake_twins(*name)
         return found
 
-    async def wait(self, group: str, rules: GroupRules, request: Request, *, timeout_ms: float) -> None:
-        """Return when it may be worth receiving again, or the time is up. It may be cancelled."""
+    async def begin_wait(self, group: str, rules: GroupRules, request: Request, call: Callable[[], None]) -> None:
+        """Call `call` once when it may be worth receiving again, which may be before this returns."""
         leases = self._journal.table.group(group)
         queues: list[tuple[QueueId, int]] = []
         for queue in await self._queues.of(leases, rules):
             end = (await self._store.offsets(queue.queue)).end
             if queue.slots.cursor < end and not has_passed_many(queue, rules):
                 await asyncio.sleep(0)  # a receive looks at so much and no more: it goes on after others had their turn
+                call()
                 return
             queues.append((queue.queue, end))
-        await self._waiters.wait(group, queues, timeout_ms=timeout_ms, attempt_id=request.attempt_id)
+        self._waiters.add(group, queues, call, attempt_id=request.attempt_id)
+
+    def end_wait(self, group: str, call: Callable[[], None]) -> None:
+        """Do not call `call` any more. Where it was called, what it was called for is for another consumer."""
+        self._waiters.remove(group, call)
 
     async def begin(self, group: str, rules: GroupRules) -> None:
         """Let a group that starts at the end begin there. Before anybody receives by these rules. Durable on return."""

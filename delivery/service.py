@@ -139,9 +139,13 @@ class Delivery:
         """What there is now. Raises what `append` and `read` of the store raise."""
         return await self._receiving.receive(group, rules, request)
 
-    async def wait(self, group: str, rules: GroupRules, request: Request, *, timeout_ms: float) -> None:
-        """Return when it may be worth receiving again, or the time is up. It may be cancelled."""
-        await self._receiving.wait(group, rules, request, timeout_ms=timeout_ms)
+    async def begin_wait(self, group: str, rules: GroupRules, request: Request, call: Callable[[], None]) -> None:
+        """Call `call` once when it may be worth receiving again, which may be before this returns."""
+        await self._receiving.begin_wait(group, rules, request, call)
+
+    def end_wait(self, group: str, call: Callable[[], None]) -> None:
+        """Do not call `call` any more. Where it was called, what it was called for is for another consumer."""
+        self._receiving.end_wait(group, call)
 
     async def ack(self, group: str, handles: Sequence[str]) -> list[bool]:
         """Which of the messages are done with: all but those whose lease has ended. Durable on return."""

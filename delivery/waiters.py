@@ -1,23 +1,24 @@
-"""Who waits for messages of a group, and what wakes them: an arrival in one of its queues, a lease that ended, a reset.
+"""Consumers that wait for messages of a group. An arrival in one of its queues wakes them, a lease that ended, a reset.
 
-One arrival wakes one who waits; he who took all that he was allowed wakes the next. So a thousand parked requests cost nothing
+One arrival wakes one consumer; one who took all that he was allowed wakes the next. So a thousand parked requests cost nothing
 while nothing happens, and a message costs one wake-up. One watcher for each queue, however many wait.
 """
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from storage.errors import MessagingError
 from storage.message import QueueId
 from storage.store import MessageStore
 
 _WATCH_MS = 30_000  # after which a watcher looks whether anybody waits still
+_CALLED = "\0"  # no attempt id
 
 
 class _Parked:
     def __init__(self) -> None:
-        self.waiting: OrderedDict[asyncio.Future[None], str | None] = OrderedDict()
+        self.waiting: OrderedDict[Callable[[], None], str | None] = OrderedDict()
         self.watchers: dict[QueueId, asyncio.Task[None]] = {}
 
 
@@ -29,44 +30,42 @@ class Waiters:
         self._groups: dict[str, _Parked] = {}
         self._is_stopping = False
 
-    async def wait(
-        self, group: str, queues: Iterable[tuple[QueueId, int]], *, timeout_ms: float, attempt_id: str | None = None
+    def add(
+        self, group: str, queues: Iterable[tuple[QueueId, int]], call: Callable[[], None], *, attempt_id: str | None = None
     ) -> None:
-        """Return when it may be worth looking again, the time is up, or the service stops.
+        """Call `call` once when it may be worth looking again, or the service stops.
 
         `queues`: those of the group, and from where on a message in them is new.
         """
         if self._is_stopping:
+            call()
             return
         parked = self._groups.setdefault(group, _Parked())
-        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        parked.waiting[woken] = attempt_id
+        parked.waiting[call] = attempt_id
         for queue, offset in queues:
             if queue not in parked.watchers:
                 parked.watchers[queue] = asyncio.create_task(self._watch(group, parked, queue, offset))
-        try:
-            await asyncio.wait({woken}, timeout=timeout_ms / 1000)
-        except asyncio.CancelledError:
-            if woken.done():
-                self.wake(group)  # what it was woken for is for somebody else
-            raise
-        finally:
-            parked.waiting.pop(woken, None)
+
+    def remove(self, group: str, call: Callable[[], None]) -> None:
+        """Do not call `call` any more. Where it was called, what it was called for is for another consumer."""
+        parked = self._groups.get(group)
+        if parked is None or parked.waiting.pop(call, _CALLED) is _CALLED:
+            self.wake(group)
 
     def wake(self, group: str) -> None:
         """There is something for one who waits."""
         parked = self._groups.get(group)
         if parked is not None and parked.waiting:
-            woken, _ = parked.waiting.popitem(last=False)
-            woken.set_result(None)
+            call, _ = parked.waiting.popitem(last=False)
+            call()
 
     def wake_twins(self, group: str, attempt_id: str) -> None:
         """The same request, sent again because the first one seemed lost, waits in vain."""
         parked = self._groups.get(group)
         if parked is not None:
-            for woken in [one for one, waits_as in parked.waiting.items() if waits_as == attempt_id]:
-                del parked.waiting[woken]
-                woken.set_result(None)
+            for call in [one for one, waits_as in parked.waiting.items() if waits_as == attempt_id]:
+                del parked.waiting[call]
+                call()
 
     def wake_all(self, group: str) -> None:
         """The group is no longer what it was."""

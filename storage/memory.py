@@ -40,6 +40,7 @@ class MemoryMessageStore:
         self._stored_at_ms = 0
         self._log_end = 0
         self._arrival = asyncio.Event()
+        self._calls: dict[QueueId, dict[Callable[[], None], None]] = {}  # of those who wait for an arrival
         self._is_closed = False
 
     async def create_topic(self, topic: str, *, queue_count: int) -> None:
@@ -148,6 +149,15 @@ class MemoryMessageStore:
         except TimeoutError:
             pass
         return len(messages) > queue_offset
+
+    def call_on_arrival(self, queue: QueueId, queue_offset: int, call: Callable[[], None]) -> None:
+        if len(self._queue(queue)) > queue_offset or self._is_closed:
+            call()
+        else:
+            self._calls.setdefault(queue, {})[call] = None
+
+    def forget_call(self, queue: QueueId, call: Callable[[], None]) -> None:
+        self._calls.get(queue, {}).pop(call, None)
 
     async def committed_offset(self, group: str, queue: QueueId) -> int | None:
         self._queue(queue)
@@ -314,6 +324,10 @@ class MemoryMessageStore:
         """Everybody looks again; a wake-up carries no data."""
         self._arrival.set()
         self._arrival = asyncio.Event()
+        calls, self._calls = self._calls, {}
+        for waiting in calls.values():
+            for call in waiting:
+                call()
 
 
 def _place(message: StoredMessage) -> int:

@@ -57,6 +57,16 @@ class MessageStore(Protocol):
     async def wait_for_arrival(self, queue: QueueId, queue_offset: int, *, timeout_ms: int) -> bool:
         """True as soon as queue_offset can be read; False when the time is up or the store closes."""
 
+    def call_on_arrival(self, queue: QueueId, queue_offset: int, call: Callable[[], None]) -> None:
+        """As `wait_for_arrival`, for many readers that wait at once: call `call` once, in a turn of the loop or before this
+        returns, when it may be worth looking whether queue_offset can be read. It carries no data, and may come early.
+
+        Raises UnknownTopic, UnknownQueue.
+        """
+
+    def forget_call(self, queue: QueueId, call: Callable[[], None]) -> None:
+        """Do not call it any more. Nothing happens where it was called already, or never to be."""
+
     async def committed_offset(self, group: str, queue: QueueId) -> int | None:
         """Where the group continues in this queue; None where it has not said."""
 

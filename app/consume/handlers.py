@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby
+from typing import NamedTuple
 
 from msgspec import UNSET, UnsetType
 
@@ -22,6 +24,7 @@ from app.exchange import Call, Reply, reply, size_of
 from app.messages.schemas import PayloadForm
 from app.messages.view import message_view, parts_of_list
 from app.operations import WRITING, operation
+from app.parking import Waiting
 from app.problems import Problem, Refusal, as_refusal, document, invalid_field
 from app.services import Services
 from delivery.receive import HandedOut, Request
@@ -51,7 +54,7 @@ _EXPIRED: Problem = document(as_refusal(LeaseExpired()))
     answers={200: ReceivedMessages},
     problems=["unsupported_combination", "too_many_waiting", *_PROBLEMS],
 )
-async def receive(services: Services, call: Call, group: str, given: ReceiveInput) -> Reply:
+async def receive(services: Services, call: Call, group: str, given: ReceiveInput) -> Reply | Waiting:
     """Receive messages under a lease. A message that is not settled before its lease ends is delivered again."""
     rules = services.consumer_groups.get(group).rules
     _check_text(given.worker, "/worker")
@@ -64,22 +67,38 @@ async def receive(services: Services, call: Call, group: str, given: ReceiveInpu
         attempt_id=given.attempt_id or None,
     )
     deadline_ms = services.clock.monotonic_ms() + given.wait_ms
-    while True:
-        if not rules.subscriptions:
-            raise Refusal("unsupported_combination", f"group {group} reads no topics; PUT it with some")
-        room = request._replace(max_bytes=call.share.reserve(given.max_bytes))
-        found = await services.delivery.receive(group, rules, room)
-        byte_count = sum([_size_of(one.found) for one in found])
-        call.share.hold(byte_count)
-        left_ms = deadline_ms - services.clock.monotonic_ms()
-        if found or left_ms <= 0 or services.is_stopping:
-            break
-        async with services.parked(call):
-            await services.delivery.wait(group, rules, request, timeout_ms=left_ms)
-        rules = services.consumer_groups.get(group).rules  # it may have been changed, or deleted
+    return await _look(_Receive(services, call, group, request, given.payload, deadline_ms))
+
+
+class _Receive(NamedTuple):
+    """A receive of a group. `deadline_ms`: until when it may wait, on the monotonic clock."""
+
+    services: Services
+    call: Call
+    group: str
+    request: Request
+    form: PayloadForm
+    deadline_ms: int
+
+
+async def _look(asked: _Receive) -> Reply | Waiting:
+    """The answer with what there is; a wait where that is nothing and there is time."""
+    services, call, group, request, form, deadline_ms = asked
+    rules = services.consumer_groups.get(group).rules  # it may have been changed, or deleted, during a wait
+    if not rules.subscriptions:
+        raise Refusal("unsupported_combination", f"group {group} reads no topics; PUT it with some")
+    room = request._replace(max_bytes=call.share.reserve(request.max_bytes))
+    found = await services.delivery.receive(group, rules, room)
+    byte_count = sum([_size_of(one.found) for one in found])
+    call.share.hold(byte_count)
+    if not found and not services.is_stopping and services.clock.monotonic_ms() < deadline_ms:
+        waiting = services.parking.wait(deadline_ms, partial(_look, asked._replace(call=call.during_wait())))
+        waiting.forget = partial(services.delivery.end_wait, group, waiting.wake)
+        await services.delivery.begin_wait(group, rules, request, waiting.wake)
+        return waiting
     services.metrics.messages_out.inc(len(found))
     now = codec.rfc3339(services.clock.wall_ms())
-    return await call.answer_joined(byte_count, parts_of_received(found, given.payload, server_time=now))
+    return await call.answer_joined(byte_count, parts_of_received(found, form, server_time=now))
 
 
 @operation(

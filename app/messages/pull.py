@@ -1,6 +1,8 @@
 """Pulling: a piece of a queue by offset or time, nothing remembered. Waits for what is not there yet, if asked to."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from msgspec import UNSET
 
@@ -10,6 +12,7 @@ from app.messages import frames
 from app.messages.schemas import MessagePage, PayloadForm, PullQuery
 from app.messages.view import parts_of_list
 from app.operations import operation
+from app.parking import Waiting
 from app.problems import FieldError, Refusal
 from app.services import Services
 from delivery.by_time import offset_by_time
@@ -45,7 +48,7 @@ _SCAN_CODES = 16_000  # messages that a filter may pass over in one read by the 
         "overloaded",
     ],
 )
-async def pull(services: Services, call: Call, topic_name: str, queue_id: int, query: PullQuery) -> Reply:
+async def pull(services: Services, call: Call, topic_name: str, queue_id: int, query: PullQuery) -> Reply | Waiting:
     """Read a queue from an offset. Nothing is remembered; with `wait_ms` the answer waits for something new.
 
     With `Accept: application/vnd.escrowmq.records` the answer is the records as they are stored (docs/formats.md); `payload`
@@ -56,15 +59,40 @@ async def pull(services: Services, call: Call, topic_name: str, queue_id: int, q
     bounds = await services.store.offsets(queue)
     offset = await _first_offset(services.store, queue, query, bounds)
     wanted = compile_filter("tag", query.tag, pointer="/query/tag")
-    found, next_offset, passed = await _read_or_wait(services, call, queue, offset, query, wanted)
+    deadline_ms = services.clock.monotonic_ms() + query.wait_ms
+    pull = _Pull(services, call, queue, query, wanted, call.preferred(MEDIA_TYPES), offset, deadline_ms)
+    return await _look(pull, offset)
+
+
+class _Pull(NamedTuple):
+    """A pull from an offset. `deadline_ms`: until when it may wait, on the monotonic clock."""
+
+    services: Services
+    call: Call
+    queue: QueueId
+    query: PullQuery
+    wanted: Filter
+    media_type: str  # of the answer
+    offset: int
+    deadline_ms: int
+
+
+async def _look(pull: _Pull, at: int) -> Reply | Waiting:
+    """The answer with what there is from `at` on; a wait where that is nothing and there is time."""
+    services, call, queue, query, wanted, media_type, offset, deadline_ms = pull
+    found, at = await _read(services, call, queue, at, query, wanted)
+    if not found and not services.is_stopping and services.clock.monotonic_ms() < deadline_ms:
+        waiting = services.parking.wait(deadline_ms, partial(_look, pull._replace(call=call.during_wait()), at))
+        services.store.call_on_arrival(queue, at, waiting.wake)
+        waiting.forget = partial(services.store.forget_call, queue, waiting.wake)
+        return waiting
     bounds = await services.store.offsets(queue)
     services.metrics.messages_out.inc(len(found))
-    result = "found" if found else "no_matched_message" if passed else "no_new_message"
-    media_type = call.preferred(MEDIA_TYPES)
+    result = "found" if found else "no_matched_message" if at > offset else "no_new_message"
     if media_type == frames.MEDIA_TYPE:
-        parts = frames.parts_of_page(found, next_offset, bounds, result)
+        parts = frames.parts_of_page(found, at, bounds, result)
     else:
-        parts = _parts_of_page(found, query.payload, next_offset, bounds, result)
+        parts = _parts_of_page(found, query.payload, at, bounds, result)
     return await call.answer_joined(sum([len(record.data) for record in found]), parts, _VARIES, media_type)
 
 
@@ -99,30 +127,23 @@ async def _first_offset(store: MessageStore, queue: QueueId, query: PullQuery, b
     raise OffsetBeyondEnd(requested=query.offset, available=bounds)
 
 
-async def _read_or_wait(
-    services: Services, call: Call, queue: QueueId, offset: int, query: PullQuery, wanted: Filter
-) -> tuple[list[StoredRecord], int, bool]:
-    """(records, the offset behind what was looked at, was anything looked at). Raises Refusal record_corrupt."""
-    deadline_ms = services.clock.monotonic_ms() + query.wait_ms
-    at = offset
-    while True:
-        max_bytes = call.share.reserve(query.max_bytes)
-        try:
-            found, at = await read_records_by_tag(
-                services.store,
-                queue,
-                at,
-                wanted,
-                max_scanned=_SCAN_CODES,
-                max_messages=query.max_messages,
-                max_bytes=max_bytes,
-            )
-        except CorruptRecord as damage:
-            context = {"offset": str(at), "next_offset": str(at + 1)}
-            raise Refusal("record_corrupt", f"the message at offset {at} of {queue} is damaged", context=context) from damage
-        call.share.hold(sum([len(record.data) for record in found]))
-        left_ms = deadline_ms - services.clock.monotonic_ms()
-        if found or left_ms <= 0 or services.is_stopping:
-            return found, at, at > offset
-        async with services.parked(call):
-            await services.store.wait_for_arrival(queue, at, timeout_ms=left_ms)
+async def _read(
+    services: Services, call: Call, queue: QueueId, at: int, query: PullQuery, wanted: Filter
+) -> tuple[list[StoredRecord], int]:
+    """(records, the offset behind what was looked at). Raises Refusal record_corrupt."""
+    max_bytes = call.share.reserve(query.max_bytes)
+    try:
+        found, at = await read_records_by_tag(
+            services.store,
+            queue,
+            at,
+            wanted,
+            max_scanned=_SCAN_CODES,
+            max_messages=query.max_messages,
+            max_bytes=max_bytes,
+        )
+    except CorruptRecord as damage:
+        context = {"offset": str(at), "next_offset": str(at + 1)}
+        raise Refusal("record_corrupt", f"the message at offset {at} of {queue} is damaged", context=context) from damage
+    call.share.hold(sum([len(record.data) for record in found]))
+    return found, at

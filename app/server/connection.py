@@ -74,7 +74,7 @@ async def _guarded(request: Request, answering: Awaitable[None]) -> None:
     except Exception:
         log.exception("answer_broken_off", path=request.path)
     finally:
-        if not request.is_answered and not request.is_gone:
+        if not request.is_answered and not request.is_gone and not request.is_parked:
             request.break_off()
 
 
@@ -345,6 +345,10 @@ class Connection(asyncio.Protocol):
         headers, body = refused(refusal)
         request.begin(refusal.kind.status, headers)
         request.write(body)
+
+    def run(self, request: Request, answering: Awaitable[None]) -> None:
+        """Have the request answered, which was parked."""
+        self.server.run(request, answering)
 
     def end_answer(self, request: Request) -> None:
         """The request is answered; the next one has its turn."""

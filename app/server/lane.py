@@ -21,6 +21,7 @@ from app.compression import deflating, may_be_worth_it, takes_gzip
 from app.exchange import ClientGone, FileReply, Reply, headers_by_name
 from app.observability import Metrics
 from app.operations import Operation
+from app.parking import Waiting
 from app.server.connection import Connection
 from app.server.heads import KnownHeads, is_harmless
 from app.server.hot import Asked, HotAnswer, HotOperation, HotRead
@@ -32,6 +33,7 @@ _Route = tuple[list[int], list[str], list[int], Operation]  # places whose text 
 
 _NUMBER = "queue_id"  # the one part of a path that is not text
 _LONGEST_NUMBER = 19
+_ANSWER_DEPENDS_ON = ("accept-encoding", answering.REQUEST_ID)  # headers that are read after the handler has been called
 _PLAIN_PATH = re.compile(rb"/[A-Za-z0-9_./-]*")  # that stands for itself
 _PLAIN_TARGET = re.compile(_PLAIN_PATH.pattern + rb"(?:\?[!-~]*)?")
 
@@ -143,17 +145,27 @@ class OperationLane:
             return None
         return OperationRequest(self, request, headers, *found)
 
-    async def answer(self, asked: "OperationRequest") -> None:
-        """Have the operation answer the request."""
-        begun = perf_counter()
+    async def answer(self, asked: "OperationRequest", waited: Waiting | None = None) -> None:
+        """Have the operation answer the request, or park it. `waited`: the wait that is over, where it was parked before."""
         request, operation, headers = asked.request, asked.operation, asked.headers
         request_id = answering.request_id_of(headers)
         status = 500
         try:
-            self._admission.check(
-                request.method, request.path, headers, http_version=request.http_version, has_limit=True
-            )  # fmt: skip
-            reply = await answering.answer(operation, self._get_services(), asked, asked.parts)
+            if waited is None:
+                self._admission.check(
+                    request.method, request.path, headers, http_version=request.http_version, has_limit=True
+                )  # fmt: skip
+                reply = await answering.answer(operation, self._get_services(), asked, asked.parts)
+            elif request.is_gone:
+                waited.forget()
+                raise ClientGone
+            else:
+                reply = await waited.again()
+            if isinstance(reply, Waiting):
+                reply.park(asked.resume)
+                self._learn(asked)
+                asked.begin_wait(reply)
+                return
             status = 200 if isinstance(reply, FileReply) else reply.status
             await _send(request, headers, request_id, status, answering.headers_of(reply), reply)
             self._learn(asked)
@@ -164,8 +176,13 @@ class OperationLane:
                 raise
             status = await _refuse(error, request, headers, request_id)
         finally:
-            asked.share.close()
-            self.metrics.requests.note(operation.operation_id, status, perf_counter() - begun)
+            if not request.is_parked:
+                self.end(asked, status)
+
+    def end(self, asked: "OperationRequest", status: int) -> None:
+        """The request is over: it was answered, or its client has left."""
+        asked.share.close()
+        self.metrics.requests.note(asked.operation.operation_id, status, perf_counter() - asked.begun)
 
     def _learn(self, asked: "OperationRequest") -> None:
         """Know the head of this request from now on, where it is that of a plain one for a hot operation."""
@@ -227,9 +244,9 @@ def _routes(operations: Iterable[Operation]) -> dict[tuple[str, int, str, str | 
 
 
 class OperationRequest:
-    """A request for an operation, as `app.answering.Incoming`."""
+    """A request for an operation, as `app.answering.Incoming`. `begun`: when its head had arrived, by `perf_counter`."""
 
-    __slots__ = ("_lane", "headers", "operation", "parts", "query_string", "request", "share")
+    __slots__ = ("_lane", "_waiting", "begun", "headers", "operation", "parts", "query_string", "request", "share")
 
     def __init__(
         self, lane: OperationLane, request: Request, headers: Mapping[str, str], operation: Operation, parts: list[Any]
@@ -241,6 +258,25 @@ class OperationRequest:
         self.operation = operation
         self.parts = parts
         self.share = lane.new_share()
+        self.begun = perf_counter()
+        self._waiting: Waiting | None = None
+
+    def begin_wait(self, waiting: Waiting) -> None:
+        """The request is parked: it has no task until it is resumed."""
+        self._waiting = waiting
+        self.headers = {name: self.headers[name] for name in _ANSWER_DEPENDS_ON if name in self.headers}
+        self.request.park(self._leave)
+
+    def resume(self, waited: Waiting) -> None:
+        """The wait is over."""
+        self._waiting = None
+        self.request.go_on(self._lane.answer(self, waited))
+
+    def _leave(self) -> None:
+        """The client has left during the wait."""
+        assert self._waiting is not None
+        self._waiting.leave()
+        self._lane.end(self, answering.CLIENT_LEFT)
 
     async def pieces(self) -> AsyncIterator[bytes]:
         request, admission = self.request, self._lane.admission

@@ -6,6 +6,7 @@ What answers it reads the body with `receive` and writes with `begin` and `write
 import asyncio
 import http
 import re
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 from urllib.parse import unquote
 
@@ -48,6 +49,9 @@ class Wire(Protocol):
     async def drain(self) -> None:
         """Return once the client has taken enough of what was written, or has left."""
 
+    def run(self, request: "Request", answering: Awaitable[None]) -> None:
+        """Have the request answered, which was parked."""
+
     def end_answer(self, request: "Request") -> None:
         """The request is answered; the next one has its turn."""
 
@@ -69,9 +73,9 @@ class Request:
     """
 
     __slots__ = (
-        "_expects_continue", "_has_news", "_held_head", "_is_chunked", "_left_bytes", "_received", "_waiter", "arrived_with",
-        "connection", "has_begun", "has_more", "headers", "http_version", "is_answered", "is_gone", "keep_alive", "method",
-        "path", "query_string", "raw_path", "target",
+        "_expects_continue", "_has_news", "_held_head", "_is_chunked", "_left_bytes", "_on_gone", "_received", "_waiter",
+        "arrived_with", "connection", "has_begun", "has_more", "headers", "http_version", "is_answered", "is_gone",
+        "keep_alive", "method", "path", "query_string", "raw_path", "target",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +96,7 @@ class Request:
         self.path = unquote(path) if "%" in path else path
         self.has_more = True  # of the body
         self.is_gone = False
+        self._on_gone: Callable[[], None] | None = None  # called when the client leaves while the request is parked
         self._expects_continue = any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
         self._received = bytearray()
         self._has_news = False
@@ -120,6 +125,29 @@ class Request:
         """The client has left."""
         self.is_gone = True
         self._wake()
+        on_gone, self._on_gone = self._on_gone, None
+        if on_gone is not None:
+            on_gone()
+
+    @property
+    def is_parked(self) -> bool:
+        """Does it wait without a task?"""
+        return self._on_gone is not None
+
+    def park(self, on_gone: Callable[[], None]) -> None:
+        """Wait without a task, until it goes on; `on_gone` is called when the client leaves before.
+
+        Lets go of the headers, which may be most of the memory that the request takes.
+        """
+        self._on_gone = on_gone
+        self.headers.clear()
+        self.arrived_with = b""
+        self.connection.resume_reading()
+
+    def go_on(self, answering: Awaitable[None]) -> None:
+        """Have it answered after all."""
+        self._on_gone = None
+        self.connection.run(self, answering)
 
     async def receive(self) -> bytes | None:
         """What has arrived of the body since, once something has; `has_more` says whether that was all.

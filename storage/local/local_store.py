@@ -168,14 +168,23 @@ class LocalMessageStore:
                 return False
             arrival: asyncio.Future[None] = self._loop.create_future()
             wake = waking(arrival)
-            forget = self._arrivals.wait(queue, wake)
+            self._arrivals.wait(queue, wake)
             timer = self._runner.later(left_ms, wake)
             try:
                 await arrival
             finally:
-                forget()
+                self._arrivals.forget(queue, wake)
                 timer.cancel()
         return found.end > queue_offset
+
+    def call_on_arrival(self, queue: QueueId, queue_offset: int, call: Callable[[], None]) -> None:
+        if self._queues[queue].end > queue_offset or not self._engine.waits:
+            call()
+        else:
+            self._arrivals.wait(queue, call)
+
+    def forget_call(self, queue: QueueId, call: Callable[[], None]) -> None:
+        self._arrivals.forget(queue, call)
 
     async def committed_offset(self, group: str, queue: QueueId) -> int | None:
         self._queues[queue]

@@ -244,6 +244,58 @@ async def test_many_readers_are_woken_by_one_arrival(store):
     assert all(await asyncio.gather(*waiting))
 
 
+async def test_an_arrival_calls_each_who_waits_for_it_once(store):
+    called: list[str] = []
+    store.call_on_arrival(FIRST, 0, lambda: called.append("one"))
+    store.call_on_arrival(FIRST, 0, lambda: called.append("two"))
+
+    await store.append([message()])
+    await store.append([message()])
+
+    assert sorted(called) == ["one", "two"]
+
+
+async def test_who_is_called_on_an_arrival_is_called_at_once_where_it_is_there(store):
+    await store.append([message()])
+    called: list[bool] = []
+
+    store.call_on_arrival(FIRST, 0, lambda: called.append(True))
+
+    assert called == [True]
+    with pytest.raises(UnknownTopic):
+        store.call_on_arrival(QueueId("nothing", 0), 0, lambda: None)
+
+
+async def test_a_call_that_is_forgotten_is_not_made(store):
+    called: list[str] = []
+    forgotten, other = (lambda: called.append("forgotten")), (lambda: called.append("other"))
+    for call in (forgotten, other):
+        store.call_on_arrival(FIRST, 0, call)
+
+    store.forget_call(FIRST, forgotten)
+    store.forget_call(FIRST, forgotten)
+    store.forget_call(SECOND, other)
+    await store.append([message()])
+
+    assert called == ["other"]
+
+
+async def test_who_is_called_on_an_arrival_is_called_when_the_store_closes_and_when_the_topic_is_deleted(store):
+    assert isinstance(store, TopicDeletion)
+    await store.create_topic("gone", queue_count=1)
+    called: list[str] = []
+    store.call_on_arrival(QueueId("gone", 0), 0, lambda: called.append("gone"))
+    store.call_on_arrival(FIRST, 0, lambda: called.append("first"))
+
+    await store.delete_topic("gone")
+    assert "gone" in called
+    await store.aclose()
+    assert "first" in called
+
+    store.call_on_arrival(FIRST, 0, lambda: called.append("later"))
+    assert "later" in called
+
+
 async def test_a_group_continues_where_it_said_forwards_and_backwards(store):
     await store.append(messages(5))
     assert await store.committed_offset("group", FIRST) is None

@@ -45,7 +45,8 @@ def beside():
 
 
 def wait_until_parked(api: httpx.Client, count: int) -> None:
-    until(lambda: parked(api) == count, f"{count} long polls are parked")
+    """Within a time that is much shorter than what they asked for."""
+    until(lambda: parked(api) == count, f"{count} long polls are parked", seconds=LONG_MS / 1000 / 2)
 
 
 def answer_of(waiting: Future[dict[str, Any]]) -> dict[str, Any]:

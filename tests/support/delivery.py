@@ -105,7 +105,20 @@ class House:
             if found or left_ms <= 0:
                 return found, turns
             assert turns < 1_000, "it spins"
-            await self.delivery.wait(GROUP, self.rules, request, timeout_ms=left_ms)
+            await self.wait(request, timeout_ms=left_ms)
+
+    async def wait(self, request: Request, *, timeout_ms: int) -> None:
+        """Until it may be worth receiving again, or the time is up."""
+        assert self.rules is not None
+        woken = asyncio.Event()
+        await self.delivery.begin_wait(GROUP, self.rules, request, woken.set)
+        try:
+            await asyncio.wait_for(woken.wait(), timeout_ms / 1000)
+        except TimeoutError:
+            self.delivery.end_wait(GROUP, woken.set)
+        except asyncio.CancelledError:
+            self.delivery.end_wait(GROUP, woken.set)
+            raise
 
     async def ack(self, *given: HandedOut) -> list[bool]:
         return await self.delivery.ack(GROUP, [one.handle for one in given])

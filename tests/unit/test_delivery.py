@@ -1134,6 +1134,27 @@ def test_of_refused_messages_those_that_can_be_read_move_and_the_others_stay_len
     in_house(life)
 
 
+def test_what_a_consumer_was_woken_for_who_leaves_instead_of_receiving_is_for_the_next():
+    async def life(house: House) -> None:
+        assert house.rules is not None
+        request = Request(max_messages=1, max_bytes=1, lease_ms=1_000)
+        leaving, next_one, last = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        for call in (leaving.set, next_one.set, last.set):
+            await house.delivery.begin_wait(GROUP, house.rules, request, call)
+        await house.send("a")
+        await leaving.wait()
+        assert not next_one.is_set()
+
+        house.delivery.end_wait(GROUP, leaving.set)
+
+        assert next_one.is_set()
+        house.delivery.end_wait(GROUP, last.set)
+        assert not last.is_set()
+        await house.delivery.drain()
+
+    in_house(life)
+
+
 def test_a_thousand_who_wait_are_served_one_message_each():
     async def life(house: House) -> None:
         got: list[str] = []
@@ -1142,7 +1163,7 @@ def test_a_thousand_who_wait_are_served_one_message_each():
             while not (taken := await house.receive(1)):
                 assert house.rules is not None
                 request = Request(max_messages=1, max_bytes=1, lease_ms=1_000)
-                await house.delivery.wait(GROUP, house.rules, request, timeout_ms=60_000)
+                await house.wait(request, timeout_ms=60_000)
             got.append(taken[0].message.message_id)
 
         waiting = [asyncio.ensure_future(consume()) for _ in range(1_000)]

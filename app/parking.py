@@ -1,0 +1,174 @@
+"""Requests that wait: each is a small object without a task or a timer of its own, until it may be worth asking again.
+
+One timer serves all of them. Those that are woken together go on a few in each turn of the loop, so that the turns stay short.
+"""
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Union
+
+from app.exchange import Reply
+from storage.clock import Clock
+from storage.errors import TooManyWaiting
+
+_AT_ONCE = 32  # requests that go on in one turn: about 10 ms
+_MOST_ENDED = 64  # waits that have ended and are in the order of time still, beyond as many as last
+
+Again = Callable[[], Awaitable[Union[Reply, "Waiting"]]]
+
+
+class Waiting:
+    """The wait of a request, returned by a handler that found nothing. Event loop only.
+
+    Its handler has `wake` called when it may be worth asking again, and sets `forget`, which undoes that. Called after `wake`,
+    `forget` passes the occasion on to another request, where it was for one alone.
+    """
+
+    __slots__ = ("_is_woken", "_parking", "again", "forget", "resume", "until_ms")
+
+    def __init__(self, parking: "Parking", until_ms: int, again: Again) -> None:
+        """`until_ms`: the end of the wait, on the monotonic clock. `again`: asks again, and may return another wait."""
+        self._parking = parking
+        self.until_ms = until_ms
+        self.again = again
+        self.forget: Callable[[], None] = _nothing
+        self.resume: Callable[[Waiting], None] | None = None  # None unless the request is parked
+        self._is_woken = False
+
+    def __lt__(self, other: "Waiting") -> bool:
+        return self.until_ms < other.until_ms
+
+    def park(self, resume: Callable[["Waiting"], None]) -> None:
+        """Have `resume` called once, later, when `again` is to be called. Raises TooManyWaiting."""
+        try:
+            self._parking.enter()
+        except TooManyWaiting:
+            self.forget()
+            raise
+        self.resume = resume
+        if self._is_woken:
+            self._parking.make_ready(self, at_once=False)
+        else:
+            self._parking.set_end(self)
+
+    def wake(self) -> None:
+        """It may be worth asking again. Only the first call counts."""
+        if not self._is_woken:
+            self._is_woken = True
+            if self.resume is not None:
+                self._parking.make_ready(self)
+
+    def end(self) -> None:
+        """Its time is up."""
+        if not self._is_woken:
+            self.forget()
+            self.wake()
+
+    def leave(self) -> None:
+        """The client has left: nothing is to be called any more."""
+        self._parking.drop(self)
+        self.forget()
+
+
+class Parking:
+    """Counts the requests that wait, and resumes those that are parked. Event loop only."""
+
+    def __init__(self, clock: Clock, *, most: int, on_changed: Callable[[int], None]) -> None:
+        """`most`: requests that may wait at once. `on_changed`: gets how many do."""
+        self._clock = clock
+        self._most = most
+        self._on_changed = on_changed
+        self._loop = asyncio.get_running_loop()
+        self._count = 0
+        self._ends: list[Waiting] = []  # a heap; those that have ended leave it later
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
+        self._ready: deque[Waiting] = deque()
+        self._left = _AT_ONCE  # to be resumed in this turn
+        self._has_turn = False  # is the next one scheduled?
+
+    def enter(self) -> None:
+        """One more request waits. Raises TooManyWaiting."""
+        if self._count >= self._most:
+            raise TooManyWaiting(f"{self._count} requests are waiting, the limit is {self._most}")
+        self._count += 1
+        self._on_changed(self._count)
+
+    def exit(self) -> None:
+        """A request waits no longer."""
+        self._count -= 1
+        self._on_changed(self._count)
+
+    def wait(self, until_ms: int, again: Again) -> Waiting:
+        """The wait of a request, which is to be parked."""
+        return Waiting(self, until_ms, again)
+
+    # ----------------------------------------------------------------------------------------- what becomes of a `Waiting`
+
+    def set_end(self, waiting: Waiting) -> None:
+        """It is woken when its time is up."""
+        if len(self._ends) > 2 * self._count + _MOST_ENDED:
+            self._ends = [one for one in self._ends if one.resume is not None]
+            heapq.heapify(self._ends)
+        heapq.heappush(self._ends, waiting)
+        self._run_timer()
+
+    def make_ready(self, waiting: Waiting, *, at_once: bool = True) -> None:
+        """Resume it when it has its turn, which may be now, unless it is not to be `at_once`."""
+        if self._left and at_once:
+            self._resume(waiting)
+        else:
+            self._ready.append(waiting)
+        self._schedule_turn()
+
+    def drop(self, waiting: Waiting) -> None:
+        """Never resume it."""
+        if waiting.resume is not None:
+            waiting.resume = None
+            self.exit()
+
+    def _resume(self, waiting: Waiting) -> None:
+        resume = waiting.resume
+        if resume is not None:
+            self._left -= 1
+            self.drop(waiting)
+            resume(waiting)
+
+    def _schedule_turn(self) -> None:
+        if not self._has_turn:
+            self._has_turn = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._has_turn = False
+        self._left = _AT_ONCE
+        while self._ready and self._left:
+            self._resume(self._ready.popleft())
+        if self._left < _AT_ONCE:
+            self._schedule_turn()
+
+    def _run_timer(self) -> None:
+        """Have the timer end with the first wait."""
+        until_ms = self._ends[0].until_ms
+        if self._timer is None or until_ms < self._timer_ms:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_ms = until_ms
+            left_ms = max(0, until_ms - self._clock.monotonic_ms())
+            self._timer = self._loop.call_later(left_ms / 1000, self._end_waits)
+
+    def _end_waits(self) -> None:
+        self._timer = None
+        now_ms = self._clock.monotonic_ms()
+        while self._ends and (self._ends[0].resume is None or self._ends[0].until_ms <= now_ms):
+            ended = heapq.heappop(self._ends)
+            if ended.resume is not None:
+                ended.end()
+        if self._ends:
+            self._run_timer()
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,186 @@
+"""Requests that wait without a task: when they go on, in which order, and what is left of them."""
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from app.parking import Parking, Waiting
+from storage.clock import SystemClock
+from storage.errors import TooManyWaiting
+from tests.support.clock import ManualClock
+
+HOUR_MS = 3_600_000
+
+
+class Waits:
+    """A table of waits, and what was resumed, in order."""
+
+    def __init__(self, clock: Any, most: int = 1_000_000) -> None:
+        self.clock = clock
+        self.counts = [0]
+        self.parking = Parking(clock, most=most, on_changed=self.counts.append)
+        self.resumed: list[Waiting] = []
+
+    def begin(self, wait_ms: int = HOUR_MS) -> Waiting:
+        waiting = self.parking.wait(self.clock.monotonic_ms() + wait_ms, never_asked)
+        waiting.park(self.resumed.append)
+        return waiting
+
+    @property
+    def count(self) -> int:
+        return self.counts[-1]
+
+
+async def never_asked() -> Any:
+    raise AssertionError("who resumes asks")
+
+
+def on_a_loop(work: Callable[[Waits], Awaitable[None]], clock: Any = None, **options: Any) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(30):
+            await work(Waits(clock or ManualClock(), **options))
+
+    asyncio.run(main())
+
+
+async def until(what: Callable[[], bool]) -> None:
+    while True:
+        if what():
+            return
+        await asyncio.sleep(0)
+
+
+def test_who_is_woken_goes_on_once_however_often_he_is_woken():
+    async def work(waits: Waits) -> None:
+        one, other = waits.begin(), waits.begin()
+
+        one.wake()
+        one.wake()
+        await asyncio.sleep(0)
+        one.wake()
+        await asyncio.sleep(0)
+
+        assert waits.resumed == [one]
+        assert waits.count == 1
+        other.leave()
+
+    on_a_loop(work)
+
+
+def test_who_was_woken_before_he_is_parked_goes_on_later_and_not_within_the_call():
+    async def work(waits: Waits) -> None:
+        waiting = waits.parking.wait(HOUR_MS, never_asked)
+        waiting.wake()
+
+        waiting.park(waits.resumed.append)
+
+        assert waits.resumed == []
+        await until(lambda: bool(waits.resumed))
+        assert waits.resumed == [waiting]
+        assert waits.count == 0
+
+    on_a_loop(work)
+
+
+def test_of_thousands_who_are_woken_at_once_some_go_on_in_each_turn_and_all_in_their_order():
+    async def work(waits: Waits) -> None:
+        waiting = [waits.begin() for _ in range(5_000)]
+        most, seen, turns = 0, 0, 0
+
+        for one in waiting:
+            one.wake()
+        while seen < len(waiting):
+            most, seen, turns = max(most, len(waits.resumed) - seen), len(waits.resumed), turns + 1
+            await asyncio.sleep(0)
+
+        assert waits.resumed == waiting
+        assert most <= 64
+        assert waits.count == 0
+
+    on_a_loop(work)
+
+
+def test_who_leaves_never_goes_on_and_is_not_counted():
+    async def work(waits: Waits) -> None:
+        waiting = [waits.begin() for _ in range(200)]
+        for one in waiting:
+            one.wake()
+        left = [one for one in waiting if one not in waits.resumed]
+
+        for one in left:
+            one.leave()
+        for _ in range(200):
+            await asyncio.sleep(0)
+
+        assert len(left) > 100
+        assert waits.count == 0
+        assert set(waits.resumed).isdisjoint(left)
+
+    on_a_loop(work)
+
+
+def test_a_wait_whose_time_is_up_goes_on_and_its_occasion_is_forgotten_first():
+    async def work(waits: Waits) -> None:
+        forgotten: list[str] = []
+        long = waits.begin()
+        late, early = waits.begin(wait_ms=40), waits.begin(wait_ms=20)
+        late.forget = lambda: forgotten.append("late")
+        early.forget = lambda: forgotten.append("early")
+
+        await until(lambda: len(waits.resumed) == 2)
+
+        assert waits.resumed == [early, late]
+        assert forgotten == ["early", "late"]
+        assert waits.count == 1
+        long.leave()
+
+    on_a_loop(work, SystemClock())
+
+
+def test_who_was_woken_and_leaves_before_his_turn_gives_the_occasion_to_another():
+    async def work(waits: Waits) -> None:
+        waiting = [waits.begin() for _ in range(100)]
+        forgotten: list[Waiting] = []
+        last = waiting[-1]
+        last.forget = lambda: forgotten.append(last)
+        for one in waiting:
+            one.wake()
+        assert last not in waits.resumed
+
+        last.leave()
+
+        assert forgotten == [last]
+
+    on_a_loop(work)
+
+
+def test_one_more_than_may_wait_is_refused_and_what_would_wake_him_is_forgotten():
+    async def work(waits: Waits) -> None:
+        waiting = [waits.begin(), waits.begin()]
+        refused = waits.parking.wait(HOUR_MS, never_asked)
+        forgotten: list[bool] = []
+        refused.forget = lambda: forgotten.append(True)
+
+        with pytest.raises(TooManyWaiting):
+            refused.park(waits.resumed.append)
+
+        assert (waits.count, forgotten) == (2, [True])
+        for one in waiting:
+            one.leave()
+        waits.begin().leave()
+
+    on_a_loop(work, most=2)
+
+
+def test_waits_that_have_ended_long_before_their_time_leave_no_memory_behind():
+    async def work(waits: Waits) -> None:
+        for _ in range(2_000):
+            waits.begin().leave()
+        gc.collect()
+
+        assert sum(isinstance(one, Waiting) for one in gc.get_objects()) < 200
+
+    on_a_loop(work)
