@@ -23,6 +23,8 @@ from storage.files.handles import Handle, Handles
 from storage.files.vfs import File, MappedRegion, Vfs
 from storage.formats import names
 
+_ZEROS = bytes(256 << 10)
+
 log = structlog.get_logger()
 
 
@@ -237,7 +239,9 @@ class Segments:
         # and the flusher's, a moment later, would be told that all is well.
         filler = self._vfs.open(segment.path)
         try:
-            filler.write(begin - segment.base_offset, bytes(end - begin))
+            # In pieces: a write holds the file's lock in the kernel, and a store into the same file waits for it.
+            for at in range(begin, end, len(_ZEROS)):
+                filler.write(at - segment.base_offset, _ZEROS[: end - at])
             filler.sync()
         finally:
             filler.close()
