@@ -79,6 +79,7 @@ class Phase(Enum):
     FAILED = "failed"
 
 
+_READY = Phase.READY  # asked for with each request: a name of the enumeration is looked up by a function
 _NOT_READY = {
     Phase.STARTING: "recovering",
     Phase.WITHOUT_REGISTRY: "registry_unavailable",
@@ -125,7 +126,7 @@ class Wiring:
 
     def get_services(self) -> Services:
         """Raises StoreRecovering before the service is ready, StoreClosed once it stops."""
-        if self.phase is Phase.READY and self._services is not None:
+        if self.phase is _READY and self._services is not None:
             return self._services
         if self.phase is Phase.STARTING:
             raise StoreRecovering

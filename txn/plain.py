@@ -30,7 +30,7 @@ _OP_CODE = queue_entry.tag_hash(check_pass.OP_TAG)
 _WORDS = {TxnState.COMMITTED: "commit", TxnState.ROLLED_BACK: "rollback"}
 
 
-class PlainBegin(NamedTuple):
+class PlainBegin(msgspec.Struct, gc=False):
     """A transaction to be begun, with an id that was made for it.
 
     `attributes`: of the message's property string, behind its id. `tags_code`: of its tag.

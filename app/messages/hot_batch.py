@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -20,7 +19,7 @@ from storage.message import Durability, Placed, Row
 _decode = msgspec.json.Decoder(PlainBatch).decode
 
 
-class _Taken(NamedTuple):
+class _Taken(msgspec.Struct, gc=False):
     connection: Held
     asked: Asked
     data: bytes

@@ -1,7 +1,6 @@
 """Sends of single plain messages, those of one turn of the loop appended and answered together."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -16,7 +15,7 @@ from storage.message import Durability, Placed, QueueId, Row, TransactionBits
 _NONE = int(TransactionBits.NONE)
 
 
-class _Taken(NamedTuple):
+class _Taken(msgspec.Struct, gc=False):
     connection: Held
     asked: Asked
     data: bytes
@@ -35,7 +34,7 @@ class HotSends:
 
     def __init__(self, parts: HotParts) -> None:
         self._parts = parts
-        self._turns = {durability: self._turn(durability) for durability in (None, *Durability)}
+        self._turns = {asked: self._turn(durability) for asked, durability in DURABILITY.items()}
 
     def take(self, asked: Asked, connection: Held, data: bytes, body_at: int) -> bool:
         try:
@@ -47,7 +46,7 @@ class HotSends:
         except (MessagingError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return False
         message = plain_of(given, topic, "normal", depth=1)
-        turn = self._turns[DURABILITY[given.require_durability]]
+        turn = self._turns[given.require_durability]
         if message is None or not turn.has_room(data):
             return False
         turn.add(_Taken(connection, asked, data, topic.next_queue(), message))
@@ -59,9 +58,9 @@ class HotSends:
             now_ms = services.clock.wall_ms()
             rows: list[Row] = []
             for message_id, one in zip(ids, taken, strict=True):
-                body, attributes, tags_code = one.message
-                own = b"UNIQ_KEY\x01%b\x02%b" % (message_id.encode(), attributes)
-                rows.append((one.queue, own, body, tags_code, now_ms, _NONE, 0))
+                message = one.message
+                own = b"UNIQ_KEY\x01%b\x02%b" % (message_id.encode(), message.attributes)
+                rows.append((one.queue, own, message.body, message.tags_code, now_ms, _NONE, 0))
 
             def answer(placed: Placed) -> None:
                 status = 202 if is_late(services, placed.durable, durability) else 201

@@ -4,7 +4,7 @@ Most messages are plain. They are checked and made ready in a tenth of the time 
 them; a message that is not plain, or wrong, is left to it.
 """
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
@@ -37,8 +37,11 @@ class PlainSend(PlainInput, forbid_unknown_fields=True, gc=False):
     require_durability: Literal["synced", "buffered"] | UnsetType = UNSET
 
 
-class Plain(NamedTuple):
-    """`attributes`: of the property string, behind the message's id. `tags_code`: for the queue entry."""
+class Plain(msgspec.Struct, gc=False):
+    """A struct: a named tuple takes three times as long to make.
+
+    `attributes`: of the property string, behind the message's id. `tags_code`: for the queue entry.
+    """
 
     body: bytes
     attributes: bytes
@@ -49,20 +52,20 @@ def plain_of(given: PlainInput, topic: Topic, kind: MessageType, *, depth: int) 
     """The message; None where `build.py` has to look at it. `depth`: how deep in the request it stands."""
     if topic.payload_schema is not None or kind not in topic.settings.message_types:
         return None
-    key, tag, attributes = given.key, given.tag, ""
+    key, tag, payload, attributes = given.key, given.tag, given.payload, ""
     if key is not UNSET:
-        if not _is_plain(key):
+        if not key.isprintable() or " " in key:
             return None
         attributes = f"KEYS\x01{key}\x02"
     if tag is not UNSET:
-        if not _is_plain(tag) or "|" in tag:
+        if not tag.isprintable() or " " in tag or "|" in tag:
             return None
         attributes = f"{attributes}TAGS\x01{tag}\x02"
     if given.json is UNSET:
-        if given.payload is UNSET:
+        if payload is UNSET:
             return None
-        body = given.payload.encode()
-    elif given.payload is UNSET:
+        body = payload.encode()
+    elif payload is UNSET:
         try:
             body = codec.compact(bytes(given.json), depth=depth)
         except Refusal:
@@ -73,7 +76,3 @@ def plain_of(given: PlainInput, topic: Topic, kind: MessageType, *, depth: int) 
     if len(body) > topic.settings.max_message_bytes:
         return None
     return Plain(body, attributes.encode(), queue_entry.tag_hash(None if tag is UNSET else tag))
-
-
-def _is_plain(text: str) -> bool:
-    return text.isprintable() and " " not in text

@@ -1,7 +1,7 @@
 """Plain transactions: those that one turn of the loop begins in one append, and those that it decides in another."""
 
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, Meta
@@ -34,7 +34,7 @@ class _Given(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     messages: Annotated[list[_PlainTransactionMessage], Meta(min_length=1, max_length=1)]
 
 
-class _TakenBegin(NamedTuple):
+class _TakenBegin(msgspec.Struct, gc=False):
     connection: Held
     asked: Asked
     data: bytes
@@ -133,7 +133,7 @@ def _begun_views(asked: Sequence[PlainBegin], found: Begun) -> list[str]:
     ]
 
 
-class _TakenDecision(NamedTuple):
+class _TakenDecision(msgspec.Struct, gc=False):
     connection: Held
     asked: Asked
     data: bytes
