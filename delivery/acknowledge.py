@@ -3,8 +3,10 @@
 An acknowledgement is on disk when it is answered. One whose answer was lost may be sent again.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress
+from typing import NamedTuple
 
 from delivery.group_leases import GroupLeases
 from delivery.handles import HeldRun, find_held, find_held_runs
@@ -16,6 +18,14 @@ from storage.errors import CorruptRecord, OffsetOutOfRange, UnknownTopic
 from storage.message import Appended, Durability, Message
 
 _KEPT = 20_000  # handles at least, so that an acknowledgement whose answer was lost may be sent again
+
+
+class HeldAck(NamedTuple):
+    """An acknowledgement all of whose messages were leased, and are being settled."""
+
+    leases: GroupLeases
+    handles: Sequence[str]
+    held: Sequence[HeldRun]
 
 
 class Acknowledging:
@@ -34,6 +44,9 @@ class Acknowledging:
         leases = self._journal.table.find(group)
         if leases is None:
             return [False] * len(handles)
+        whole = self.take(group, handles)
+        if whole is not None:
+            return await self._settled(whole)
         now_ms = self._clock.monotonic_ms()
         accepted = [self._was_acked(handle) for handle in handles]
         held: list[HeldRun] = []
@@ -48,13 +61,80 @@ class Acknowledging:
             except BaseException:
                 self._hold_again(leases, held)
                 raise
-            for run in held:
-                # Where a reset lies before it in the log, the lease had ended, and another may hold the message by now.
-                accepted[run.entry : run.entry + run.length] = run.queue.slots.which_settled(run.first, run.length)
-            self._keep_acked(compress(handles, accepted))
-            if any(run.queue.has_open for run in held if run.queue.order is not None):
-                self._waiters.wake(group)  # a key is free
+            self._note_settled(HeldAck(leases, handles, held), accepted)
         return accepted
+
+    async def _settled(self, ack: HeldAck) -> list[bool]:
+        found: asyncio.Future[list[bool]] = asyncio.get_running_loop().create_future()
+
+        def done(accepted: list[list[bool]]) -> None:
+            if not found.done():  # the client may have gone
+                found.set_result(accepted[0])
+
+        def failed(error: Exception) -> None:
+            if not found.done():
+                found.set_exception(error)
+
+        try:
+            self.settle([ack], done=done, failed=failed)
+        except Exception:
+            self.give_back([ack])
+            raise
+        return await found
+
+    def take(self, group: str, handles: Sequence[str]) -> HeldAck | None:
+        """Begin to settle the messages, for `settle`. None where a handle is not of a lease that lasts: nothing was changed."""
+        leases = self._journal.table.find(group)
+        if leases is None or not self._journal.writes_at_once:
+            return None
+        held = find_held_runs(leases, handles)
+        if sum([run.length for run in held]) != len(handles):
+            return None
+        now_ms = self._clock.monotonic_ms()
+        for number, run in enumerate(held):
+            if not run.queue.slots.take_leased(run.first, run.length, run.lease, now_ms, State.ACKING):
+                self._hold_again(leases, held[:number])
+                return None
+        return HeldAck(leases, handles, held)
+
+    def give_back(self, acks: Sequence[HeldAck]) -> None:
+        """Leave to others what `take` has taken."""
+        for one in acks:
+            self._hold_again(one.leases, one.held)
+
+    def settle(
+        self,
+        acks: Sequence[HeldAck],
+        *,
+        done: Callable[[list[list[bool]]], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Acknowledge, in one append, what `take` has taken; then `done`, with what `ack` returns of each, or `failed`.
+
+        Raises at once what `RowAppends.append_rows` raises at once; nothing is given back then.
+        """
+
+        def settled() -> None:
+            accepted = [[False] * len(one.handles) for one in acks]
+            for one, of_one in zip(acks, accepted, strict=True):
+                self._note_settled(one, of_one)
+            done(accepted)
+
+        def refused(error: Exception) -> None:
+            self.give_back(acks)
+            failed(error)
+
+        events = [Acked(group=one.leases.group, runs=[run.run for run in one.held]) for one in acks]
+        self._journal.write(events, Durability.SYNCED, done=settled, failed=refused)
+
+    def _note_settled(self, ack: HeldAck, accepted: list[bool]) -> None:
+        """The log has it. Which entries were accepted is noted in `accepted`."""
+        for run in ack.held:
+            # Where a reset lies before it in the log, the lease had ended, and another may hold the message by now.
+            accepted[run.entry : run.entry + run.length] = run.queue.slots.which_settled(run.first, run.length)
+        self._keep_acked(compress(ack.handles, accepted))
+        if any(run.queue.has_open for run in ack.held if run.queue.order is not None):
+            self._waiters.wake(ack.leases.group)  # a key is free
 
     @staticmethod
     def _taken_of(run: HeldRun, now_ms: int) -> Iterator[HeldRun]:

@@ -50,6 +50,11 @@ class HeldRun(NamedTuple):
 
 def find_held_runs(leases: GroupLeases, handles: Sequence[str]) -> list[HeldRun]:
     """What the handles name, but for those that name nothing here."""
+    run = receipt.decode_run(handles) if handles else None
+    if run is not None:  # as nearly always: what one receive gave of one queue
+        hash_, offset, lease = run
+        queue = leases.by_hash(hash_)
+        return [] if queue is None else [HeldRun(0, queue, offset, len(handles), lease)]
     found: list[HeldRun] = []
     entry = count = 0
     first: tuple[int, int, int] | None = None

@@ -4,18 +4,19 @@ What a snapshot of the table says to reflect of the lease topic is counted messa
 lacks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from delivery.lease_events import LEASE_QUEUE, AnyLeaseEvent, event_message, read_event
+from delivery.lease_events import LEASE_QUEUE, AnyLeaseEvent, event_message, event_row, read_event
 from delivery.lease_snapshot import TableDump
 from delivery.lease_table import LeaseTable
 from delivery.moment import Moment
 from storage.clock import Clock
+from storage.errors import MessagingError
 from storage.journal import Replay
-from storage.message import Appended, Durability, Message
-from storage.store import AppliedPrefix, MessageStore, Snapshot, Snapshots, SyncedPosition
+from storage.message import Appended, Durability, Message, Placed
+from storage.store import AppliedPrefix, MessageStore, RowAppends, Snapshot, Snapshots, SyncedPosition
 from storage.turns import Changes
 
 SNAPSHOT = "leases"
@@ -33,6 +34,7 @@ class LeaseJournal:
         self._applied = AppliedPrefix()
         self._kept_end = 0
         self.changes = Changes()
+        self._row_store = store if isinstance(store, RowAppends) else None
 
     def now(self) -> Moment:
         return Moment(self.clock.wall_ms(), self.clock.monotonic_ms())
@@ -58,6 +60,64 @@ class LeaseJournal:
                 self.table.apply(event, now)
             self._applied.add(place.queue_offset)
         return appended[: len(messages)]
+
+    @property
+    def writes_at_once(self) -> bool:
+        """Can `write` be used?"""
+        return self._row_store is not None
+
+    def write(
+        self,
+        events: Sequence[AnyLeaseEvent],
+        durability: Durability,
+        *,
+        done: Callable[[], None],
+        failed: Callable[[Exception], None],
+        applies: bool = True,
+    ) -> None:
+        """As `append` of events, at least one, without a coroutine: `done` or `failed` is called later.
+
+        Raises at once what `RowAppends.append_rows` raises at once.
+        """
+        assert self._row_store is not None, "writes_at_once is asked before"
+        now_ms = self.clock.wall_ms()
+        rows = [event_row(event, now_ms=now_ms) for event in events]
+
+        def written(placed: Placed) -> None:
+            if durability is Durability.SYNCED and not placed.durable and isinstance(self.store, SyncedPosition):
+                self.changes.run(wait(self.store, placed))
+            else:
+                apply(placed)
+
+        async def wait(store: SyncedPosition, placed: Placed) -> None:
+            try:
+                await store.wait_durable(
+                    Appended(LEASE_QUEUE, placed.queue_offsets[-1], placed.log_offsets[-1], placed.stored_at_ms, durable=False)
+                )
+            except MessagingError as error:
+                refuse(error)
+            else:
+                apply(placed)
+
+        def apply(placed: Placed) -> None:
+            self.changes.end_many(1)
+            try:
+                now = self.now()
+                for event, queue_offset in zip(events, placed.queue_offsets, strict=True):
+                    if applies:
+                        self.table.apply(event, now)
+                    self._applied.add(queue_offset)
+            except Exception as error:  # noqa: BLE001 - the one who asked is told
+                failed(error)
+            else:
+                done()
+
+        def refuse(error: Exception) -> None:
+            self.changes.end_many(1)
+            failed(error)
+
+        self._row_store.append_rows(rows, durability=durability, done=written, failed=refuse, from_reserve=True)
+        self.changes.begin_many(1)
 
     # ----------------------------------------------------------------------------------------------- snapshots, replay
 

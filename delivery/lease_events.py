@@ -10,7 +10,8 @@ import msgspec
 
 from delivery.tasks import TaskState, Wanted
 from storage.formats.names import LEASE_TOPIC
-from storage.message import Message, QueueId
+from storage.formats.row import rows_of
+from storage.message import Message, QueueId, Row
 
 LEASE_QUEUE = QueueId(LEASE_TOPIC, 0)
 _TAG = "lease"
@@ -253,7 +254,20 @@ _encode = msgspec.json.Encoder().encode
 
 
 def event_message(event: AnyLeaseEvent, *, now_ms: int) -> Message:
-    return Message(queue=LEASE_QUEUE, message_id="", body=_encode(event), born_at_ms=now_ms, tag=_TAG)
+    return _message(_encode(event), now_ms)
+
+
+def event_row(event: AnyLeaseEvent, *, now_ms: int) -> Row:
+    """The row of `event_message`."""
+    return _QUEUE, _OWN, _encode(event), _TAGS_CODE, now_ms, _TRANSACTION, _PREPARED
+
+
+def _message(body: bytes, now_ms: int) -> Message:
+    return Message(queue=LEASE_QUEUE, message_id="", body=body, born_at_ms=now_ms, tag=_TAG)
+
+
+(_ROW,) = rows_of([_message(b"", 0)])  # but for its body and its time that of every event
+_QUEUE, _OWN, _TAGS_CODE, _TRANSACTION, _PREPARED = _ROW[0], _ROW[1], _ROW[3], _ROW[5], _ROW[6]
 
 
 def read_event(message: Message) -> AnyLeaseEvent:

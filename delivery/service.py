@@ -20,7 +20,7 @@ the table                                       beside it
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from delivery.acknowledge import Acknowledging
+from delivery.acknowledge import Acknowledging, HeldAck
 from delivery.dead_letters import DeadLetters
 from delivery.group_queues import GroupQueues
 from delivery.groups import GroupRules
@@ -150,6 +150,24 @@ class Delivery:
     async def ack(self, group: str, handles: Sequence[str]) -> list[bool]:
         """Which of the messages are done with: all but those whose lease has ended. Durable on return."""
         return await self._acknowledging.ack(group, handles)
+
+    def take_ack(self, group: str, handles: Sequence[str]) -> HeldAck | None:
+        """Begin an acknowledgement that `settle` ends. None where not all messages are leased by their handles now."""
+        return self._acknowledging.take(group, handles)
+
+    def give_back(self, acks: Sequence[HeldAck]) -> None:
+        """Undo `take_ack`."""
+        self._acknowledging.give_back(acks)
+
+    def settle(
+        self,
+        acks: Sequence[HeldAck],
+        *,
+        done: Callable[[list[list[bool]]], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Acknowledge in one append; then `done`, with what `ack` returns of each, or `failed`. Durable by then."""
+        self._acknowledging.settle(acks, done=done, failed=failed)
 
     async def ack_beside(self, handle: str, message_id: str, make: Callable[[bool], Sequence[Message]]) -> list[Appended]:
         """Append messages and, in the same unit, the acknowledgement of this message, in whatever group the handle lends

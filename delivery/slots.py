@@ -184,9 +184,10 @@ class QueueSlots:
                 chunk = self._chunks[number] = _Chunk()
             size = min(count, CHUNK - at)
             end = at + size
-            for old in chunk.states[at:end]:
-                counts[old] -= 1
-                chunk.unsettled += not old
+            for old, old_count in _counted(chunk.states[at:end]):
+                counts[old] -= old_count
+                if not old:
+                    chunk.unsettled += old_count
             counts[state] += size
             chunk.states[at:end] = bytes((state,)) * size
             chunk.attempts[at:end] = array("H", (attempt,)) * size
@@ -232,10 +233,10 @@ class QueueSlots:
             chunk = self._chunks.get(number)
             if chunk is not None:
                 end = at + size
-                for old in chunk.states[at:end]:
+                for old, old_count in _counted(chunk.states[at:end]):
                     if old:
-                        counts[old] -= 1
-                        chunk.unsettled -= 1
+                        counts[old] -= old_count
+                        chunk.unsettled -= old_count
                 chunk.states[at:end] = bytes(size)
                 if not chunk.unsettled and number != self.cursor >> _BITS:
                     del self._chunks[number]
@@ -301,6 +302,14 @@ class QueueSlots:
                     slots.counts[state] += 1
                     chunk.unsettled += 1
         return slots
+
+
+def _counted(states: bytearray) -> list[tuple[int, int]]:
+    """(state, how many have it)."""
+    first = states[0]
+    if states.count(first) == len(states):
+        return [(first, len(states))]  # as nearly always
+    return [(state, count) for state in State if (count := states.count(state))]
 
 
 class SlotsDump(msgspec.Struct, frozen=True, array_like=True):

@@ -121,13 +121,8 @@ async def ack(services: Services, _: Call, group: str, given: AckInput) -> Reply
     handles = [entry.receipt_handle for entry in given.entries]
     accepted = await services.delivery.ack(group, handles)
     if all(accepted):
-        return Reply(200, _all_settled(handles))
-    return _answer(
-        [
-            SettleResult(receipt_handle=handle, status=200) if is_accepted else _expired(handle)
-            for handle, is_accepted in zip(handles, accepted, strict=True)
-        ],
-    )
+        return Reply(200, all_acknowledged(handles).encode())
+    return acknowledged(handles, accepted)
 
 
 @operation(
@@ -220,10 +215,20 @@ def _answer(results: list[SettleResult]) -> Reply:
     )  # fmt: skip
 
 
-def _all_settled(handles: Sequence[str]) -> bytes:
+def acknowledged(handles: Sequence[str], accepted: Sequence[bool]) -> Reply:
+    """The answer to an acknowledgement."""
+    return _answer(
+        [
+            SettleResult(receipt_handle=handle, status=200) if is_accepted else _expired(handle)
+            for handle, is_accepted in zip(handles, accepted, strict=True)
+        ],
+    )
+
+
+def all_acknowledged(handles: Sequence[str]) -> str:
     """The JSON of `SettleResults` where all were accepted: handles of ours, which need no escape."""
-    results = ",".join([f'{{"receipt_handle":"{handle}","status":200}}' for handle in handles])
-    return f'{{"accepted":{len(handles)},"rejected":0,"results":[{results}]}}'.encode()
+    results = '","status":200},{"receipt_handle":"'.join(handles)
+    return f'{{"accepted":{len(handles)},"rejected":0,"results":[{{"receipt_handle":"{results}","status":200}}]}}'
 
 
 def _expired(handle: str) -> SettleResult:

@@ -35,6 +35,7 @@ HEADERS = (
     "Expect: 100-continue", "Connection: close", "Connection: keep-alive", "Content-Type: text/plain", "X-Other: 1",
     "Content-Type: application/json; charset=utf-8", "Origin: http://evil.example", "Host: b", "If-Match: *", "Message-Key: k",
 )  # fmt: skip
+_LONG_MS = 43_200_000  # of a lease that does not end while the campaign runs
 PLAIN = "Host: localhost\r\nContent-Type: application/json\r\nUser-Agent: two ways"
 
 
@@ -54,18 +55,31 @@ async def _compare(directory, chance: random.Random, count: int) -> None:
 
         for request in _begin():
             await ask([request])
-        asked, pulls = 0, random.Random("pulls")
+        asked, pulls, leases = 0, random.Random("pulls"), random.Random("leases")
         while asked < count:
             for requests in _together(chance):
                 await ask(requests, pieces=chance.choice((1, 1, 1, 2, 5)) if len(requests) == 1 else 1)
                 asked += len(requests)
             if pulls.random() < 0.3:
                 await ask([_pull(pulls)])
+            if leases.random() < 0.3:
+                for requests in _leasing(leases):
+                    await ask(requests)
         statuses = [(await ask([request]))[0][9:12] for request in _end()]
         assert statuses == ["200"] * len(statuses)
         assert direct.taken > count / 5  # by hot operations: what they do is what is asked here
         assert direct.taken_reads > count / 60
         assert _pulled(direct) == _pulled(application)
+        assert _leased(direct) == _leased(application)
+
+
+def _leased(way: Way) -> list[float]:
+    """What was counted of receives and acknowledgements."""
+    return [
+        way.metric("escrowmq_http_requests_total", operation=operation, status=status)
+        for operation in ("receiveMessages", "ackMessages")
+        for status in ("200", "207", "404", "422")
+    ]
 
 
 def _pulled(way: Way) -> list[float]:
@@ -148,6 +162,7 @@ def _begin() -> Iterator[bytes]:
     ):
         yield _request("POST", "/v1/topics", {"topic": topic, **settings})
     yield _request("PUT", "/v1/groups/readers", {"topics": [{"topic": "orders"}]})
+    yield _request("PUT", "/v1/groups/workers", {"topics": [{"topic": "orders"}, {"topic": "bills"}]})
     for _ in range(3):  # so that the heads of these are known
         for topic in TOPICS:
             yield _request("POST", SEND.format(topic), {"payload": "x"})
@@ -210,6 +225,46 @@ def _plain_decisions(count: int) -> list[bytes]:
     """Of the newest transactions. One commit alone: the order of several, which queue offsets show, is not that of arrival."""
     words = ["commit", *["rollback"] * (count - 1)]
     return [_request("POST", f"/v1/transactions/<txn {-1 - number}>/{word}", None) for number, word in enumerate(words)]
+
+
+def _leasing(chance: random.Random) -> list[list[bytes]]:
+    """A receive, and acknowledgements of what it gave or others before it."""
+    count = chance.choice((1, 2, 4))
+    if chance.random() < 0.5:
+        return [[_receive(chance)], [_ack(chance)]]
+    received = _request("POST", "/v1/groups/workers/receive", {"lease_ms": _LONG_MS, "max_messages": count})
+    newest = list(range(-count, 0))
+    if chance.random() < 0.5:
+        return [[received], [_ack_of(newest)]]
+    return [[received], [_ack_of([number]) for number in (*newest, chance.choice(newest))]]
+
+
+def _receive(chance: random.Random) -> bytes:
+    body: dict[str, Any] = {"lease_ms": _LONG_MS, "max_messages": chance.choice((1, 2, 5))}
+    if chance.random() < 0.4:
+        field = chance.choice(("max_messages", "max_bytes", "worker", "attempt_id", "payload", "wait_ms", "unknown"))
+        body[field] = chance.choice((1, 2, 300, "a", "b", "base64", "omit", "a\u0001", 0, None))
+    return _spoiled(chance, "POST", f"/v1/groups/{_group(chance)}/receive", body)
+
+
+def _ack(chance: random.Random) -> bytes:
+    newest = [-chance.randrange(1, 12) for _ in range(chance.choice((1, 1, 2, 3, 0)))]
+    body = {"entries": [*_entries(newest)]}
+    if chance.random() < 0.2:
+        body["entries"].append(chance.choice(({"receipt_handle": chance.choice(VALUES)}, {"unknown": 1}, None)))
+    return _spoiled(chance, "POST", f"/v1/groups/{_group(chance)}/ack", body)
+
+
+def _ack_of(numbers: list[int]) -> bytes:
+    return _request("POST", "/v1/groups/workers/ack", {"entries": _entries(numbers)})
+
+
+def _entries(numbers: list[int]) -> list[Any]:
+    return [{"receipt_handle": f"<lh {number}>"} for number in numbers]
+
+
+def _group(chance: random.Random) -> str:
+    return chance.choice(("workers",) * 9 + ("never",))
 
 
 def _pull(chance: random.Random) -> bytes:

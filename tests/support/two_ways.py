@@ -160,13 +160,18 @@ class Way:
 
         `<kind n>` in a request stands for the n-th thing of this kind that was shown before, `<kind -1>` for the last one.
         """
-        asked = [_REFERENCE.sub(self._named, one) for one in requests]
+        asked = [self._with_references(one) for one in requests]
         asking = (self.ask(one, connection=number, pieces=pieces) for number, one in enumerate(asked))
         return [self._plain(answer) for answer in await asyncio.gather(*asking)]
 
     def metric(self, name: str, **labels: str) -> float:
         """The value of one of the service's metrics; 0 where it was never counted."""
         return self._app.state.metrics.registry.get_sample_value(name, labels) or 0.0
+
+    def _with_references(self, request: bytes) -> bytes:
+        head, end, body = _REFERENCE.sub(self._named, request).partition(b"\r\n\r\n")
+        length = len(request.partition(b"\r\n\r\n")[2])
+        return head.replace(b"Content-Length: %d" % length, b"Content-Length: %d" % len(body)) + end + body
 
     def _named(self, reference: re.Match[bytes]) -> bytes:
         kind, number = reference[1].decode(), int(reference[2])

@@ -1,7 +1,7 @@
 """Delivery under leases over a store: who is given what, how often, and what a crash does to it."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from delivery.groups import Start, Subscription
 from delivery.lease_events import LEASE_QUEUE, Position, Reset, event_message, read_event
 from delivery.receive import HandedOut, Request
 from storage.errors import Backpressure, StorageFull
-from storage.message import Appended, Durability, Message, QueueId, StoredMessage
+from storage.message import Appended, Durability, Message, Placed, QueueId, Row, StoredMessage
 from storage.store import ScannedRecords
 from tests.support.delivery import EVERYTHING, GROUP, ORDERS, House, Life, in_house, named, rules, without_snapshot
 
@@ -905,7 +905,19 @@ def test_what_was_settled_under_a_lease_that_a_reset_ends_is_left_to_whoever_has
 
 def hold_back(house: House, event: str) -> asyncio.Event:
     """The answers to appends of this event come once the returned is set."""
-    release, append = asyncio.Event(), house.store.append
+    release, append, append_rows = asyncio.Event(), house.store.append, house.store.append_rows
+    waiting: set[asyncio.Task[None]] = set()
+
+    def late_rows(rows: Sequence[Row], *, done: Callable[[Placed], None], **options: Any) -> None:
+        async def answer(placed: Placed) -> None:
+            await release.wait()
+            done(placed)
+
+        def stored(placed: Placed) -> None:
+            waiting.add(asyncio.ensure_future(answer(placed)))
+
+        is_held = f'"event":"{event}"'.encode() in rows[-1][2]
+        append_rows(rows, done=stored if is_held else done, **options)
 
     async def late(messages: Sequence[Message], **options: Any) -> list[Appended]:
         appended = await append(messages, **options)
@@ -914,6 +926,7 @@ def hold_back(house: House, event: str) -> asyncio.Event:
         return appended
 
     house.store.append = late  # type: ignore[method-assign]
+    house.store.append_rows = late_rows  # type: ignore[method-assign]
     return release
 
 

@@ -1,7 +1,7 @@
 """The answer to acknowledgements, all of which were accepted."""
 
 from app import codec
-from app.consume.handlers import _all_settled
+from app.consume.handlers import all_acknowledged
 from app.consume.schemas import SettleResult, SettleResults
 from delivery import receipt
 
@@ -11,4 +11,4 @@ def test_the_json_of_accepted_acknowledgements_is_that_of_their_struct():
         handles = receipt.encode([(1, offset) for offset in range(count)], 7)
         results = [SettleResult(receipt_handle=handle, status=200) for handle in handles]
 
-        assert _all_settled(handles) == codec.encode(SettleResults(accepted=count, rejected=0, results=results))
+        assert all_acknowledged(handles).encode() == codec.encode(SettleResults(accepted=count, rejected=0, results=results))
