@@ -162,6 +162,9 @@ class OperationLane:
             else:
                 reply = await waited.again()
             if isinstance(reply, Waiting):
+                if request.is_gone:
+                    reply.forget()
+                    raise ClientGone
                 reply.park(asked.resume)
                 self._learn(asked)
                 asked.begin_wait(reply)

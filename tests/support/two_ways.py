@@ -148,6 +148,16 @@ class Way:
             del self._kept[connection]
         return wire.written
 
+    async def ask_and_leave(self, request: bytes, *, turns: int) -> None:
+        """A request on a connection of its own, whose client leaves after so many turns of the loop."""
+        assert self._server is not None
+        protocol = self._server.connect()
+        protocol.connection_made(_Wire())
+        protocol.data_received(request)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        protocol.connection_lost(None)
+
     def pause_writing(self, connection: int = 0) -> None:
         """The client of this connection takes nothing for now."""
         self._kept[connection][0].pause_writing()
