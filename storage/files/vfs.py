@@ -6,6 +6,7 @@ at any sector (`simulated.py`) or fails any call (`faulty.py`). This is the one 
 What is assumed of a disk stands in docs/durability.md: a completed sync is durable, a write does not harm bytes outside it.
 """
 
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -14,6 +15,8 @@ import struct
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
 
 T = TypeVar("T")
 
@@ -42,6 +45,9 @@ class MappedRegion(Protocol):
 
     def read_each(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
         """The bytes at each (offset, length)."""
+
+    def is_cached(self, begin: int, end: int) -> bool:
+        """Has the page cache all bytes from `begin` to `end`, so that a read of them does not wait for the disk?"""
 
     def close(self) -> None: ...
 
@@ -144,9 +150,16 @@ def is_out_of_files(error: Exception) -> bool:
 # ---------------------------------------------------------------------------------------------------------- the real one
 
 
+# Called with the interpreter's lock held: to give it up and take it again takes longer than the call.
+_mincore = getattr(ctypes.PyDLL(None), "mincore", None)
+_MOST_PAGES = 1_024  # that are asked about in one call
+
+
 class _OsRegion:
     def __init__(self, fd: int, length: int) -> None:
         self._map = mmap.mmap(fd, length, prot=mmap.PROT_READ)
+        self._address = np.frombuffer(self._map, np.uint8).ctypes.data
+        self._are_cached = ctypes.create_string_buffer(_MOST_PAGES)  # by page
 
     def read(self, offset: int, length: int) -> bytes:
         return self._map[offset : offset + length]
@@ -154,6 +167,14 @@ class _OsRegion:
     def read_each(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
         mapped = self._map
         return [mapped[offset : offset + length] for offset, length in places]
+
+    def is_cached(self, begin: int, end: int) -> bool:
+        begin -= begin % mmap.PAGESIZE
+        pages = -(-(end - begin) // mmap.PAGESIZE)
+        if _mincore is None or not 0 < pages <= _MOST_PAGES or begin < 0 or end > len(self._map):
+            return False
+        address, length = ctypes.c_void_p(self._address + begin), ctypes.c_size_t(end - begin)
+        return _mincore(address, length, self._are_cached) == 0 and self._are_cached.raw[:pages] == b"\x01" * pages
 
     def close(self) -> None:
         self._map.close()

@@ -102,7 +102,7 @@ class CommitLog:
             return None
         is_hot = begin >= max(self.trusted_from, self.written_end - _HOT_BYTES)
         places = list(zip((offsets - segment.base_offset).tolist(), lengths.tolist(), strict=True))
-        data = b"".join(segment.read_each_cached(places, self._buffer, is_hot=is_hot))
+        data = b"".join(segment.read_ascending_cached(places, self._buffer, is_hot=is_hot))
         return record_block.of_queue(queue, queue_offset, found, data)
 
     def fetch(self, entries: Sequence[QueueEntry]) -> Piece | None:

@@ -1,5 +1,6 @@
 """Many pieces of a file in few calls: the bytes of each, whatever lies between them, and no more than the page cache has."""
 
+import mmap
 import os
 from pathlib import PurePath
 
@@ -51,3 +52,25 @@ def test_pieces_that_are_near_one_another_are_read_in_one_call(file, monkeypatch
     file.read_each_cached([(0, 300), (100_000, 300)], BUFFER)
 
     assert calls == [0, 0, 100_000]
+
+
+def test_a_mapping_knows_what_the_page_cache_has(tmp_path):
+    file = OsVfs().open(PurePath(tmp_path) / "file", create=True)
+    page = mmap.PAGESIZE
+    file.write(0, bytes(64 * page))
+    file.sync()
+    region = file.map()
+    written = region.is_cached(0, 64 * page)
+    file.drop_cache()
+    dropped = region.is_cached(40 * page + 5, 40 * page + 6)
+    if file.read_cached(40 * page, 1) is not None:  # asked last, as it makes the kernel read
+        pytest.skip("the file system of this folder has no cache that can be dropped")
+    file.read(0, page)
+    read = [region.is_cached(0, page), region.is_cached(7, 8)]
+    outside = [region.is_cached(-1, 1), region.is_cached(0, 64 * page + 1)]
+    region.close()
+    file.close()
+
+    assert (written, dropped) == (True, False)
+    assert read == [True, True]
+    assert outside == [False] * 2
