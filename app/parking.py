@@ -6,17 +6,20 @@ One timer serves all of them. Those that are woken together go on a few in each 
 import asyncio
 import heapq
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Union
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-from app.exchange import Reply
 from storage.clock import Clock
 from storage.errors import TooManyWaiting
+from storage.message import QueueId
+from storage.store import MessageStore
 
-_AT_ONCE = 32  # requests that go on in one turn: about 10 ms
+_AT_ONCE = 16  # requests that go on in one turn: 1 to 5 ms
 _MOST_ENDED = 64  # waits that have ended and are in the order of time still, beyond as many as last
 
-Again = Callable[[], Awaitable[Union[Reply, "Waiting"]]]
+Again = Callable[[], Any]
+"""Asks again. A handler's returns an awaitable of a `Reply` or of another wait, that of a hot read what such a read returns."""
 
 
 class Waiting:
@@ -104,6 +107,13 @@ class Parking:
     def wait(self, until_ms: int, again: Again) -> Waiting:
         """The wait of a request, which is to be parked."""
         return Waiting(self, until_ms, again)
+
+    def wait_for_arrival(self, store: MessageStore, queue: QueueId, offset: int, until_ms: int, again: Again) -> Waiting:
+        """The wait of a request for a message at this offset of a queue, which is to be parked."""
+        waiting = Waiting(self, until_ms, again)
+        store.call_on_arrival(queue, offset, waiting.wake)
+        waiting.forget = partial(store.forget_call, queue, waiting.wake)
+        return waiting
 
     # ----------------------------------------------------------------------------------------- what becomes of a `Waiting`
 

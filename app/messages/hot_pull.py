@@ -17,9 +17,11 @@ from app.messages import frames
 from app.messages.pull import BEGIN_OF_PAGE, MEDIA_TYPES, end_of_page
 from app.messages.schemas import PullQuery
 from app.messages.view import joined
+from app.parking import Waiting
 from app.problems import Refusal
 from app.server.hot import HotAnswer, HotParts
 from app.server.request import STATUS_LINES
+from app.services import Services
 from delivery.filters import compile_filter
 from storage.errors import MessagingError
 from storage.formats.record_block import RecordBlock
@@ -44,8 +46,16 @@ class _Wanted(NamedTuple):
 
     max_messages: int
     max_bytes: int
-    waits: bool
+    wait_ms: int
     is_text: bool  # bodies that are UTF-8 come as text
+
+
+class _Waited(NamedTuple):
+    """What a pull that waits keeps. `until_ms`: on the monotonic clock; `begun`: by `perf_counter`."""
+
+    services: Services
+    until_ms: int
+    begun: float
 
 
 class HotPulls:
@@ -57,30 +67,38 @@ class HotPulls:
     def answering(self, headers: Mapping[str, str]) -> HotAnswer:
         return partial(self._answer, preferred_by(headers, MEDIA_TYPES), takes_gzip(headers))
 
-    def _answer(self, media_type: str, has_gzip: bool, data: bytes) -> bytes | None:
-        begun = perf_counter()
+    def _answer(self, media_type: str, has_gzip: bool, data: bytes, waited: "_Waited | None" = None) -> bytes | Waiting | None:
+        begun = perf_counter() if waited is None else waited.begun
         found = _match(data)
         if found is None:
             return None
         topic_name, number, before, given_offset, behind = found.groups()
         wanted = _wanted(before, behind)
-        if wanted is None or not self._parts.bodies.has_plenty(wanted.max_bytes):
+        if wanted is None or (waited is None and not self._parts.bodies.has_plenty(wanted.max_bytes)):
             return None
         is_json = media_type == JSON
         most_bytes = min(wanted.max_bytes, _MOST_RAW_BYTES if not is_json else MIN_BYTES if has_gzip else _MOST_BYTES)
         offset = int(given_offset)
         block = None
         try:
-            services = self._parts.get_services()
+            services = self._parts.get_services() if waited is None else waited.services
             store = services.block_store
             if store is None:
                 return None
             queue = services.topics.get(topic_name.decode("ascii")).queue(int(number))
             bounds = store.bounds(queue)
             count = min(wanted.max_messages, bounds.end - offset)
-            if not 0 <= count <= _MOST_MESSAGES or offset < bounds.first or (wanted.waits and not count):
+            if not 0 <= count <= _MOST_MESSAGES or offset < bounds.first:
                 return None
+            if not count and wanted.wait_ms and not services.is_stopping:
+                now_ms = services.clock.monotonic_ms()
+                until_ms = now_ms + wanted.wait_ms if waited is None else waited.until_ms
+                if now_ms < until_ms:
+                    again = partial(self._answer, media_type, has_gzip, data, _Waited(services, until_ms, begun))
+                    return services.parking.wait_for_arrival(services.store, queue, offset, until_ms, again)
             if count:
+                if waited is not None and not self._parts.bodies.has_plenty(wanted.max_bytes):
+                    return None
                 block = store.block_now(queue, offset, count=count, max_bytes=most_bytes)
                 if block is None:
                     return None
@@ -115,7 +133,7 @@ def _wanted(before: bytes | None, behind: bytes | None) -> _Wanted | None:
         return None
     if query.offset is not UNSET or query.from_ is not UNSET or not wanted.is_everything:
         return None
-    return _Wanted(query.max_messages, query.max_bytes, query.wait_ms > 0, query.payload in ("auto", "utf8"))
+    return _Wanted(query.max_messages, query.max_bytes, query.wait_ms, query.payload in ("auto", "utf8"))
 
 
 def _records(block: RecordBlock | None, count: int, next_offset: int, bounds: OffsetRange) -> list[bytes]:

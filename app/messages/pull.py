@@ -82,10 +82,8 @@ async def _look(pull: _Pull, at: int) -> Reply | Waiting:
     services, call, queue, query, wanted, media_type, offset, deadline_ms = pull
     found, at = await _read(services, call, queue, at, query, wanted)
     if not found and not services.is_stopping and services.clock.monotonic_ms() < deadline_ms:
-        waiting = services.parking.wait(deadline_ms, partial(_look, pull._replace(call=call.during_wait()), at))
-        services.store.call_on_arrival(queue, at, waiting.wake)
-        waiting.forget = partial(services.store.forget_call, queue, waiting.wake)
-        return waiting
+        again = partial(_look, pull._replace(call=call.during_wait()), at)
+        return services.parking.wait_for_arrival(services.store, queue, at, deadline_ms, again)
     bounds = await services.store.offsets(queue)
     services.metrics.messages_out.inc(len(found))
     result = "found" if found else "no_matched_message" if at > offset else "no_new_message"

@@ -88,6 +88,7 @@ class Connection(asyncio.Protocol):
         self._current: Request | None = None  # the request that is being answered
         self._is_held = False  # one is being answered that came and goes as bytes (`HttpServer.take`)
         self._ends_held = False  # and it is the last one
+        self._on_lost: Callable[[], None] | None = None  # of what waits and is held
         self._behind = b""  # what has arrived since
         self._first = b""  # what has arrived with the beginning of the request that is being read
         self._waiting: deque[Request] = deque()  # those that were sent behind it, the oldest first
@@ -123,6 +124,9 @@ class Connection(asyncio.Protocol):
         self.server.connections.discard(self)
         if self._current is not None:
             self._current.leave()
+        on_lost, self._on_lost = self._on_lost, None
+        if on_lost is not None:
+            on_lost()
         self.resume_writing()
         self._transport.close()
         self._parser = None
@@ -166,7 +170,8 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_held:
             self._behind += data
-            self.pause_reading()
+            if self._on_lost is None or len(self._behind) > self.server.options.max_head_bytes:
+                self.pause_reading()  # else the end of the connection is to be seen
         elif self._current is not None or self._is_in_head or self._is_in_body:
             self._read(data)
         elif not self.server.take(self, data):
@@ -368,13 +373,18 @@ class Connection(asyncio.Protocol):
         """May anything be asked over this connection (`Connections.serves`), whose client takes its answers?"""
         return not self._is_writing_paused and self.server.counted.serves(self, "")
 
-    def hold(self) -> None:
-        """A request has been taken, which is answered by `answer_held`; what arrives waits behind it."""
+    def hold(self, on_lost: Callable[[], None] | None = None) -> None:
+        """A request has been taken, which is answered by `answer_held`; what arrives waits behind it.
+
+        `on_lost`: called when the client leaves before, of a request that waits for long.
+        """
         self._is_held = True
+        self._on_lost = on_lost
         self._deadline.clear()
 
     def answer_held(self, answer: bytes) -> None:
         """Answer the request that is held; the next one has its turn."""
+        self._on_lost = None
         transport = self._transport
         if transport.is_closing():
             return
@@ -404,6 +414,7 @@ class Connection(asyncio.Protocol):
     def read_again(self, data: bytes) -> None:
         """Have the request that is held, of which these are the bytes, answered in the ordinary way."""
         self._is_held = False
+        self._on_lost = None
         if self._transport.is_closing():
             return
         data, self._behind = data + self._behind, b""

@@ -16,6 +16,7 @@ import structlog
 from app import answering
 from app.body_budget import BodyBudget
 from app.observability import Metrics
+from app.parking import Waiting
 from app.server.request import STATUS_LINES, head_of
 from app.services import Services
 from storage.errors import MessagingError
@@ -60,8 +61,8 @@ class Asked(NamedTuple):
     body_bytes: int
 
 
-HotAnswer = Callable[[bytes], bytes | None]
-"""The answer to a request, head and body, made at once; None where the ordinary way is to answer. Nothing has changed then."""
+HotAnswer = Callable[[bytes], bytes | Waiting | None]
+"""The answer to a request, head and body, made at once, or its wait. None: nothing has changed, the handler is to answer."""
 
 
 class HotRead(Protocol):

@@ -7,6 +7,7 @@ Both ask the same handlers by `app.answering` and give equal answers.
 
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -27,6 +28,7 @@ from app.server.heads import KnownHeads, is_harmless
 from app.server.hot import Asked, HotAnswer, HotOperation, HotRead
 from app.server.request import Request
 from app.services import Services
+from storage.errors import TooManyWaiting
 
 _RESOURCE = 2  # the place in a path of what never varies: /v1/topics/...
 _Route = tuple[list[int], list[str], list[int], Operation]  # places whose text is given, these texts, variable places
@@ -110,10 +112,42 @@ class OperationLane:
         except Exception:  # the ordinary way finds out what to tell the client
             log.exception("hot_read_failed")
             return False
+        if isinstance(answer, Waiting):
+            return self._park_held(connection, data, answer)
         if answer is None:
             return False
         connection.answer_now(answer)
         return True
+
+    def _park_held(self, connection: Connection, data: bytes, waiting: Waiting) -> bool:
+        """Hold a request that waits, as its bytes. False: too many wait."""
+        try:
+            waiting.park(partial(self._go_on, connection, data))
+        except TooManyWaiting:
+            return False
+        connection.hold(partial(self._leave, waiting, perf_counter()))
+        return True
+
+    def _go_on(self, connection: Connection, data: bytes, waited: Waiting) -> None:
+        """Answer a request that was held while it waited."""
+        try:
+            answer = waited.again()
+        except Exception:  # as in `_answer_now`
+            log.exception("hot_read_failed")
+            answer = None
+        if isinstance(answer, Waiting):
+            if not self._park_held(connection, data, answer):
+                connection.read_again(data)
+        elif answer is None:
+            connection.read_again(data)
+        else:
+            connection.answer_held(answer)
+
+    def _leave(self, waiting: Waiting, begun: float) -> None:
+        """The client has left while its request was held and waited."""
+        waiting.leave()
+        assert self.hot_read is not None
+        self.metrics.requests.note(self.hot_read[0], answering.CLIENT_LEFT, perf_counter() - begun)
 
     def _known_but_for_its_path(self, head: bytes) -> Asked | None:
         """What a head asks for of which all but the path is known."""

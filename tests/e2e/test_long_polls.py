@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.http import assert_problem, ok, request, until
+from tests.support.http import answers, assert_problem, ok, request, until
 from tests.support.server import Server
 
 LONG_MS = 30_000  # the longest there is; no test waits it out
@@ -31,6 +31,13 @@ def begin(api: httpx.Client, topic: str, **check: Any) -> str:
 
 def pull(api: httpx.Client, topic: str, **query: Any) -> dict[str, Any]:
     return ok(api.get(f"/v1/topics/{topic}/queues/0/messages", params=query))
+
+
+def known_pull(api: httpx.Client, topic: str, *, offset: int = 0) -> str:
+    """The path of a pull that waits, with a head that the service knows from now on: it holds such a request as its bytes."""
+    path = f"/v1/topics/{topic}/queues/0/messages?offset={offset}&wait_ms="
+    ok(api.get(f"{path}1"))
+    return f"{path}{LONG_MS}"
 
 
 def receive(api: httpx.Client, topic: str, **fields: Any) -> dict[str, Any]:
@@ -85,6 +92,73 @@ def test_a_pull_with_a_tag_waits_for_that_tag(api, topic, beside):
     ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": "mine", "tag": "paid"}), 201)
 
     assert [message["payload"] for message in answer_of(waiting)["messages"]] == ["mine"]
+
+
+def test_a_known_pull_is_answered_by_the_arrival_of_a_message_or_else_when_its_time_is_up(api, topic, beside):
+    path = known_pull(api, topic)
+    assert ok(api.get(path.replace(str(LONG_MS), str(SHORT_MS))))["result"] == "no_new_message"
+    waiting = [beside(lambda: ok(api.get(path))) for _ in range(3)]
+    wait_until_parked(api, 3)
+
+    sent = ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": "x"}), 201)
+
+    for one in waiting:
+        page = answer_of(one)
+        assert [message["message_id"] for message in page["messages"]] == [sent["message_id"]]
+        assert (page["result"], page["next_offset"]) == ("found", 1)
+    wait_until_parked(api, 0)
+
+
+def test_a_known_pull_is_answered_by_a_message_that_only_the_handler_shows(api, topic, beside):
+    path = known_pull(api, topic)
+    waiting = beside(lambda: ok(api.get(path)))
+    wait_until_parked(api, 1)
+
+    ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": "x", "properties": {"own": 'a "b"'}}), 201)
+
+    assert [message["properties"] for message in answer_of(waiting)["messages"]] == [{"own": 'a "b"'}]
+
+
+def test_a_known_pull_is_answered_by_the_end_of_its_topic(api, beside):
+    ok(api.post("/v1/topics", json={"topic": "ending", "queues": 1}), 201)
+    path = known_pull(api, "ending")
+    waiting = beside(lambda: api.get(path))
+    wait_until_parked(api, 1)
+
+    assert api.delete("/v1/topics/ending").status_code in (200, 204)
+
+    assert_problem(waiting.result(timeout=LONG_MS / 1000 / 2), 404, "topic_not_found")
+
+
+def test_a_request_behind_a_known_pull_that_waits_is_answered_behind_it(server, api, topic):
+    raw = request("GET", f"/v1/topics/{topic}/queues/0/messages?offset=0&wait_ms={LONG_MS}")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(raw.replace(str(LONG_MS).encode(), b"1"))
+        (first,) = answers(connection.recv(65_536))
+        connection.sendall(raw)
+        wait_until_parked(api, 1)
+        connection.sendall(request("GET", "/livez"))
+
+        ok(api.post(f"/v1/topics/{topic}/messages", json={"payload": "x"}), 201)
+
+        received = b""
+        while received.count(b"HTTP/1.1 200") < 2 or not received.endswith(b"}"):
+            received += connection.recv(65_536)
+    found, alive = answers(received)
+    assert (first.status, found.body.count(b"message_id"), alive.status) == (200, 1, 200)
+
+
+@pytest.mark.parametrize("behind", [b"", request("GET", "/livez")], ids=["", "with another request behind it"])
+def test_who_leaves_a_known_pull_is_no_longer_waited_for(server, api, topic, behind):
+    raw = request("GET", f"/v1/topics/{topic}/queues/0/messages?offset=0&wait_ms={LONG_MS}")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(raw.replace(str(LONG_MS).encode(), b"1"))
+        connection.recv(65_536)
+        connection.sendall(raw)
+        wait_until_parked(api, 1)
+        connection.sendall(behind)
+
+    wait_until_parked(api, 0)
 
 
 def test_a_pull_whose_time_is_up_is_200_and_empty(api, topic):
@@ -184,9 +258,11 @@ def test_the_end_of_the_service_answers_every_long_poll(tmp_path, beside):
         ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
         transaction_id = begin(api, "orders")
         pulling = beside(pull, api, "orders", wait_ms=LONG_MS)
+        path = known_pull(api, "orders")
+        known = beside(lambda: ok(api.get(path)))
         looking = beside(lambda: ok(api.get(f"/v1/transactions/{transaction_id}", params={"wait_ms": LONG_MS})))
         asking = beside(receive, api, "orders", wait_ms=LONG_MS)
-        wait_until_parked(api, 3)
+        wait_until_parked(api, 4)
 
         begun = time.monotonic()
         status = server.terminate()
@@ -194,6 +270,7 @@ def test_the_end_of_the_service_answers_every_long_poll(tmp_path, beside):
         assert status == 0, server.log()
         assert time.monotonic() - begun < 10
         assert answer_of(pulling)["messages"] == []
+        assert answer_of(known)["messages"] == []
         assert answer_of(looking)["state"] == "prepared"
         assert answer_of(asking)["checks"] == []
 
@@ -202,10 +279,12 @@ def test_more_long_polls_than_are_allowed_are_told_to_come_back(tmp_path, beside
     with Server(tmp_path / "data", environment={"ESCROWMQ_HTTP__MAX_WAITING": "2"}) as server, server.client() as api:
         ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
         transaction_id = begin(api, "orders")
+        known_pull(api, "orders")
         waiting = [beside(pull, api, "orders", wait_ms=LONG_MS) for _ in range(2)]
         wait_until_parked(api, 2)
 
         for answer in (
+            api.get("/v1/topics/orders/queues/0/messages", params={"offset": 0, "wait_ms": LONG_MS}),
             api.get("/v1/topics/orders/queues/0/messages", params={"wait_ms": LONG_MS}),
             api.get(f"/v1/transactions/{transaction_id}", params={"wait_ms": LONG_MS}),
             api.post("/v1/producer-groups/shop/checks/receive", json={"wait_ms": LONG_MS}),
