@@ -74,11 +74,10 @@ class HotBatches:
         """Each batch is an append of its own, which is refused by itself; the writer joins them."""
         assert services.row_store is not None
         for one in taken:
-            refuse = partial(self._refuse, services, one, begun)
+            answer = self._turn.ending([one], partial(self._answer, services, one, begun))
+            refuse = self._turn.ending([one], partial(self._refuse, services, one, begun))
             try:
-                services.row_store.append_rows(
-                    one.rows, durability=one.durability, done=partial(self._answer, services, one, begun), failed=refuse
-                )
+                services.row_store.append_rows(one.rows, durability=one.durability, done=answer, failed=refuse)
             except Exception as error:  # noqa: BLE001 - it is this one's alone: others are appended already
                 refuse(error)
 
