@@ -36,7 +36,7 @@ _JSON = Form(
     plain_rows.bodies_of, LineSplitter, "line",
 )  # fmt: skip
 _PACKED = Form(
-    packed_plain.plain_batch, packed_plain.plain_entry, packed.read_batch, packed.read_batch, packed.read_entry,
+    packed_plain.plain_batch, packed_plain.plain_entry, packed.read_right_batch, packed.read_batch, packed.read_entry,
     packed_plain.bodies_of, ValueSplitter, "value",
 )  # fmt: skip
 

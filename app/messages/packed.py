@@ -20,8 +20,14 @@ class PackedMessage(MessageInput, forbid_unknown_fields=True, kw_only=True, gc=F
     payload: Any = UNSET
 
 
+def read_right_batch(raw: bytes, max_values: int) -> Batch:
+    """As `payload.read_batch`."""
+    batch = message_pack.decode(_batch_decoder, raw, max_values=max_values)
+    return Batch(batch.atomic, [JudgedEntry(entry.id, _message(bytes(entry.message), BATCH_DEPTH)) for entry in batch.entries])
+
+
 def read_batch(raw: bytes, max_values: int) -> Batch:
-    """As `payload.read_batch_by_entry`."""
+    """As `payload.read_batch_by_entry`. A wrong message takes 20 us."""
     batch = message_pack.decode(_batch_decoder, raw, max_values=max_values)
     return Batch(batch.atomic, [_judged(entry, BATCH_DEPTH) for entry in batch.entries])
 

@@ -155,7 +155,8 @@ MESSAGES = st.fixed_dictionaries(
 def test_messagepack_read_in_the_process_is_the_same_as_what_is_read_here(process, sent, missing):
     batch = msgspec.msgpack.encode({"entries": [{"id": "1", "message": message} for message in sent], "atomic": False})
     entry = msgspec.msgpack.encode({"id": "1", "message": sent[0]})
-    for function, body, depth in ((packed.read_batch, batch, 4), (packed.read_entry, entry, 2)):
+    readers = ((packed.read_right_batch, batch, 4), (packed.read_batch, batch, 4), (packed.read_entry, entry, 2))
+    for function, body, depth in readers:
         cut = body[: len(body) - missing]
         here = outcome(partial(function, cut, VALUES), depth)
         there = outcome(partial(process.call, function, cut, VALUES), depth)
