@@ -67,6 +67,15 @@ class Bench:
         for _ in range(FILLED // _FILL_BATCH):
             self.api.post("/v1/topics/filled/messages/batch", json={"entries": entries}).raise_for_status()
 
+    @contextmanager
+    def flushing_by_time(self) -> Iterator["Bench"]:
+        """The same beside another service, whose messages may be read before they are durable."""
+        with (
+            _service(self.directory / "flushing-by-time", ESCROWMQ_LOCAL__FLUSH="interval") as server,
+            server.client() as api,
+        ):
+            yield Bench(self.directory, self.load, server, api, self.floor_pid, self.floor_port)
+
     def create_topic(self, topic: str, queues: int) -> None:
         self.api.post("/v1/topics", json={"topic": topic, "queues": queues}).raise_for_status()
 
@@ -101,8 +110,9 @@ def opened() -> Iterator[Bench]:
 
 
 @contextmanager
-def _service(data_dir: Path) -> Iterator[Server]:
-    server = _NamedServer(data_dir, environment={"ESCROWMQ_LOCAL__SEGMENT_BYTES": str(1 << 30)}, forked=False)
+def _service(data_dir: Path, **environment: str) -> Iterator[Server]:
+    environment = {"ESCROWMQ_LOCAL__SEGMENT_BYTES": str(1 << 30), **environment}
+    server = _NamedServer(data_dir, environment=environment, forked=False)
     try:
         with on_core(SERVER_CORE):
             server.start()

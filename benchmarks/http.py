@@ -127,5 +127,5 @@ def _measured_cells(row: Row, one: Measured) -> list[str]:
 
 
 def _latency_cells(one: Latency) -> list[str]:
-    goal = f"{number(one.goal)} {'✓' if one.multiple <= one.goal else '✗'}"
+    goal = "" if one.goal is None else f"{number(one.goal)} {'✓' if one.multiple <= one.goal else '✗'}"
     return [one.title, number(one.p50_ms), number(one.limit_ms), number(one.multiple), goal, one.limit_title]

@@ -1,7 +1,7 @@
 """Latencies of one client beside what they cannot go below: a round trip of a server that does nothing, and a synced append."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class Latency:
 
     name: str
     title: str
-    goal: float
+    goal: float | None
     multiple: float
     p50_ms: float
     limit_ms: float
@@ -41,18 +41,32 @@ def alone(bench: Bench, rounds: int, seconds: float) -> Latency:
 
 
 def wake(bench: Bench, rounds: int, seconds: float) -> Latency:
-    """From a buffered send to the answer of a pull that waits for it, beside round trips."""
+    """From a buffered send to the answer of a pull that waits for it, where it may be read at once, beside round trips."""
+    with bench.flushing_by_time() as another:
+        pairs = [(p50_ms, another.floor(1).p50_ms) for p50_ms in _wakes(another, rounds, seconds)]
+    return _latency("wake", "buffered send to a waiting pull, flush=interval", 3.0, pairs, "a round trip")
+
+
+def wake_durable(bench: Bench, rounds: int, seconds: float) -> Latency:
+    """The same under the default policy, by which a message is read when it is durable."""
+    with closing(SyncedFile(bench.directory)) as synced:
+        pairs = [(p50_ms, synced.append_ms(_SYNC_SECONDS) + bench.floor(1).p50_ms) for p50_ms in _wakes(bench, rounds, seconds)]
+    title = "buffered send to a waiting pull, read when durable"
+    return _latency("wake-durable", title, None, pairs, "a synced append + a round trip")
+
+
+def _wakes(bench: Bench, rounds: int, seconds: float) -> Iterator[float]:
+    """The median in ms of each round."""
     bench.create_topic("woken", 1)
-    pairs, sent = [], 0
+    sent = 0
     for _ in range(rounds):
         send = constant("/v1/topics/woken/messages", messages.single("buffered"))
         window = bench.run({**send, "work": "wake", "topic": "woken", "depth": sent}, 2, seconds)
         sent = bench.api.get("/v1/topics/woken/queues/0/messages", params={"offset": 0}).json()["max_offset"]
-        pairs.append((window.p50_ms, bench.floor(1).p50_ms))
-    return _latency("wake", "buffered send to a waiting pull", 3.0, pairs, "a round trip")
+        yield window.p50_ms
 
 
-def _latency(name: str, title: str, goal: float, pairs: list[tuple[float, float]], limit_title: str) -> Latency:
+def _latency(name: str, title: str, goal: float | None, pairs: list[tuple[float, float]], limit_title: str) -> Latency:
     return Latency(
         name=name,
         title=title,
@@ -64,4 +78,4 @@ def _latency(name: str, title: str, goal: float, pairs: list[tuple[float, float]
     )
 
 
-LATENCIES: dict[str, Callable[[Bench, int, float], Latency]] = {"alone": alone, "wake": wake}
+LATENCIES: dict[str, Callable[[Bench, int, float], Latency]] = {"alone": alone, "wake": wake, "wake-durable": wake_durable}
