@@ -29,6 +29,7 @@ _MADE_UP = re.compile(
     r"\b[a-z]+_[-\w]{24,}|\b\d{4}-\d\d-\d\dT[\d:.]+Z|(?<=request-id: )[0-9a-f]{16}|(?<=_id\":\")[0-9a-f]{16}"
     r"|(?<=log_offset\":)\d+"  # it depends on how many appends become one unit
     r"|(?<=durability\":\")(?:synced|buffered)"  # and this on when the log was synced last
+    r"|(?<=checking\":)(?:true|false)"  # a slow run comes to the first check
 )
 _REFERENCE = re.compile(rb"<(\w+) (-?\d+)>")
 _LENGTH = re.compile(rb"content-length: \d+")
@@ -190,8 +191,8 @@ class Way:
 
     def _plain(self, answer: bytes) -> str:
         text = _MADE_UP.sub(self._place, _inflated(answer).decode("latin-1"))
-        # With the digits of a log offset the length differs; the parser has checked it.
-        return _LENGTH_TEXT.sub("made up", text) if "log_offset" in text else text
+        # With the digits of a log offset the length differs, and with a check; the parser has checked it.
+        return _LENGTH_TEXT.sub("made up", text) if "log_offset" in text or '"checking"' in text else text
 
     def _place(self, found: re.Match[str]) -> str:
         text = found[0]
