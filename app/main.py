@@ -19,7 +19,7 @@ from app.audit import proof_handlers as audit_proofs
 from app.body_budget import BodyBudget
 from app.browsers import BrowserRules
 from app.consume import handlers as consume
-from app.consume.hot import HotAcks
+from app.consume.hot import HotAcks, HotReceives
 from app.dead_letters import handlers as dead_letters
 from app.gateway import Gateway
 from app.groups import handlers as groups
@@ -181,6 +181,7 @@ def http_server(app: FastAPI) -> HttpServer:
         "sendMessage": HotSends(parts),
         "sendMessageBatch": HotBatches(parts),
         "ackMessages": HotAcks(parts),
+        "receiveMessages": HotReceives(parts),
         "beginTransaction": HotBegins(parts),
         "commitTransaction": HotDecisions(parts, "commitTransaction", TxnState.COMMITTED),
         "rollbackTransaction": HotDecisions(parts, "rollbackTransaction", TxnState.ROLLED_BACK),

@@ -5,6 +5,7 @@ receiving                                       settling
   choosing.py      which messages a receive gets  refuse.py        not done: again later, or given up
   group_queues.py  which queues, from where       lease_ends.py    more time, and leases that just end
   taking.py        what one receive takes         moving.py        to a retry, to the dead letters
+  plain_receive.py the same, without a task
   skipping.py      what is passed over            handles.py       what a receipt handle names
   damage.py        what cannot be read
 
@@ -29,6 +30,7 @@ from delivery.lease_ends import LeaseEnds
 from delivery.lease_list import Lease, Place, list_leases
 from delivery.moving import Moving
 from delivery.options import DeliveryOptions
+from delivery.plain_receive import PlainReceiving
 from delivery.position_limit import PositionLimit
 from delivery.positions import Move, Positions, QueueLag
 from delivery.receive import HandedOut, Receiving, Request
@@ -71,6 +73,7 @@ class Delivery:
         self._limit = PositionLimit(store, self._journal.table, rules_of=rules_of, options=options)
         queues = GroupQueues(self._journal, self._limit)
         self._receiving = Receiving(self._journal, queues, self._ends, self._waiters, randomness, withdrawn)
+        self.plain_receiving = PlainReceiving(self._journal, self._waiters, randomness, withdrawn)
         self._positions = Positions(self._journal, queues, self._receiving, self._waiters, self._limit)
         self.dead_letters = DeadLetters(self._journal, new_task_id, max_tasks=options.max_tasks)
         self.table = self._journal.table
@@ -146,6 +149,10 @@ class Delivery:
     def end_wait(self, group: str, call: Callable[[], None]) -> None:
         """Do not call `call` any more. Where it was called, what it was called for is for another consumer."""
         self._receiving.end_wait(group, call)
+
+    def is_choosing(self, group: str) -> bool:
+        """Are messages of the group being chosen, by a receive or a change of its positions?"""
+        return self._receiving.taking(group).locked()
 
     async def ack(self, group: str, handles: Sequence[str]) -> list[bool]:
         """Which of the messages are done with: all but those whose lease has ended. Durable on return."""

@@ -97,23 +97,27 @@ class Taking:
         return list(_runs((one.queue, one.offset, one.attempt) for one in self.taken))
 
     def scans(self) -> tuple[list[Scan], list[LeasedRun]]:
-        """What was looked at since the last event that said so, told once; and what is left open in there."""
-        scans: list[Scan] = []
-        left: list[tuple[QueueLeases, int, int]] = []
-        for queue in self.leases.queues:
-            slots, begin, end = queue.slots, queue.logged_end, queue.slots.cursor
-            if begin == end:
-                continue
-            scans.append(Scan(*queue.queue, begin, end))
-            queue.logged_end = end
-            if slots.counts[State.OPEN]:
-                left += [(queue, slot.offset, slot.attempt) for slot in slots.in_states((State.OPEN,), begin)]
-        return scans, list(_runs(iter(left)))
+        return scans_of(self.leases)
 
     def _note(self, queue: QueueLeases, offset: int, attempt: int, message: StoredMessage) -> None:
         self.taken.append(Taken(queue, offset, attempt, message))
         self.left -= 1
         self.left_bytes -= len(message.body)
+
+
+def scans_of(leases: GroupLeases) -> tuple[list[Scan], list[LeasedRun]]:
+    """What was looked at since the last event that said so, told once; and what is left open in there."""
+    scans: list[Scan] = []
+    left: list[tuple[QueueLeases, int, int]] = []
+    for queue in leases.queues:
+        slots, begin, end = queue.slots, queue.logged_end, queue.slots.cursor
+        if begin == end:
+            continue
+        scans.append(Scan(*queue.queue, begin, end))
+        queue.logged_end = end
+        if slots.counts[State.OPEN]:
+            left += [(queue, slot.offset, slot.attempt) for slot in slots.in_states((State.OPEN,), begin)]
+    return scans, list(_runs(iter(left)))
 
 
 def _runs(places: Iterator[tuple[QueueLeases, int, int]]) -> Iterator[LeasedRun]:

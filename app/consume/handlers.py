@@ -38,8 +38,8 @@ _HANDLE = "lh_rJZHZGfSqG0AAAAAAAAAABZxB2cVYQAB"
 _PROBLEMS = ["group_not_found", "reserved_topic", *WRITING]
 
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_REPLY_BY = properties.REPLY_BY.encode()
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+REPLY_BY = properties.REPLY_BY.encode()
 _EXPIRED: Problem = document(as_refusal(LeaseExpired()))
 
 
@@ -237,7 +237,7 @@ def _expired(handle: str) -> SettleResult:
 
 def parts_of_received(found: Sequence[HandedOut], form: PayloadForm, *, server_time: str) -> Iterator[bytes]:
     """The JSON of `ReceivedMessages`, in parts of which none takes long to make."""
-    yield b'{"server_time":"%b","messages":[' % server_time.encode()
+    yield begin_of_received(server_time)
     comma = b""
     for is_record, some in groupby(found, key=lambda one: isinstance(one.found, StoredRecord)):
         leased = list(some)
@@ -253,6 +253,10 @@ def parts_of_received(found: Sequence[HandedOut], form: PayloadForm, *, server_t
     yield b"]}"
 
 
+def begin_of_received(server_time: str) -> bytes:
+    return b'{"server_time":"%b","messages":[' % server_time.encode()
+
+
 def _size_of(found: Found) -> int:
     return len(found.data) if isinstance(found, StoredRecord) else size_of([found])
 
@@ -261,7 +265,7 @@ def _end_of(one: HandedOut, record: StoredRecord) -> bytes:
     """The fields that a delivered message has in addition, as JSON. Most are of no request."""
     until = codec.rfc3339(one.expires_at_ms)
     end = f',"attempt":{one.attempt},"receipt_handle":"{one.handle}","lease_expires_at":"{until}"}}'.encode()
-    if record.data.find(_REPLY_BY, record.properties_at) < 0:
+    if record.data.find(REPLY_BY, record.properties_at) < 0:
         return end
     asked = asked_by(record.message())
     if asked is None:
@@ -288,6 +292,6 @@ def _check_text(text: str | UnsetType, pointer: str) -> str | None:
     """It is kept in the log, as a property of a message. Raises Refusal."""
     if text is UNSET:
         return None
-    if _CONTROL.search(text):
+    if CONTROL.search(text):
         raise invalid_field(pointer, "invalid_format", "must have no control characters")
     return text

@@ -1,7 +1,7 @@
 """The topics: rows in SQL, all of them in memory too, and made known to the store."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Literal
 
@@ -80,6 +80,10 @@ class Topic:
     @property
     def name(self) -> str:
         return self.settings.topic
+
+    @property
+    def queues(self) -> Sequence[QueueId]:
+        return self._queues
 
     def queue(self, number: int) -> QueueId:
         """Raises UnknownQueue."""

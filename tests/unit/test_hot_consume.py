@@ -1,4 +1,4 @@
-"""Acknowledgements that are done in one turn of the loop, without a task."""
+"""Receives and acknowledgements that are done in one turn of the loop, without a task."""
 
 import asyncio
 import json
@@ -6,6 +6,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from delivery.acknowledge import HeldAck
+from delivery.lease_events import LEASE_QUEUE, read_event
+from delivery.lease_table import LeaseTable
+from delivery.moment import Moment
+from delivery.slots import QueueSlots
 from storage.message import QueueId
 from tests.support.two_ways import Way
 
@@ -23,6 +27,18 @@ async def handles_of(way: Way, count: int) -> list[str]:
     """Of messages that are leased now."""
     answer = await way.ask(asked("POST", f"{GROUP}/receive", {"max_messages": count}))
     return [one["receipt_handle"] for one in json.loads(answer.partition(b"\r\n\r\n")[2])["messages"]]
+
+
+def of_answer(answer: bytes) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = json.loads(answer.partition(b"\r\n\r\n")[2])["messages"]
+    return messages
+
+
+def leased(table: LeaseTable) -> list[tuple[int, int, int, int]]:
+    """What the table says of the queue's messages that are not settled."""
+    queue = table.group("workers").find(ORDERS)
+    slots = QueueSlots(0) if queue is None else queue.slots
+    return [(slot.offset, slot.state, slot.attempt, slot.lease) for slot in slots]
 
 
 async def ack(way: Way, handles: list[str]) -> dict[str, Any]:
@@ -101,5 +117,43 @@ def test_a_message_whose_lease_a_reset_ends_before_the_acknowledgement_is_not_ac
 
         assert await settle(way, held) == [False, False]
         assert len(await handles_of(way, 12)) == 12
+
+    played(tmp_path, play)
+
+
+def test_receives_of_one_turn_get_different_messages_and_the_log_gives_their_leases_back(tmp_path):
+    async def play(way: Way) -> None:
+        first = await handles_of(way, 2)  # from now on its head is known
+        taken, receive = way.taken, asked("POST", f"{GROUP}/receive", {"max_messages": 2})
+        answers = await asyncio.gather(*(way.ask(receive, connection=number) for number in range(3)))
+        assert way.taken - taken == 3
+        assert [one["payload"] for answer in answers for one in of_answer(answer)] == list("234567")
+        await ack(way, [*first, of_answer(answers[1])[0]["receipt_handle"]])
+
+        replayed = LeaseTable()
+        for message in await way.services.store.read(LEASE_QUEUE, 0, max_messages=100, max_bytes=1 << 20):
+            replayed.apply(read_event(message), Moment(0, 0))
+
+        assert leased(replayed) == leased(way.services.delivery.table)
+        assert [offset for offset, *_ in leased(replayed)] == [2, 3, 5, 6, 7]
+
+    played(tmp_path, play)
+
+
+def test_a_receive_that_was_taken_back_leaves_its_messages_to_the_next_as_they_were(tmp_path):
+    async def play(way: Way) -> None:
+        delivery = way.services.delivery
+        await handles_of(way, 1)
+        rules = way.services.consumer_groups.get("workers").rules
+        room = {"max_messages": 4, "max_bytes": 1 << 20, "lease_ms": 60_000, "worker": None}
+        plan = delivery.plain_receiving.plan("workers", rules, {"orders": [ORDERS]}, **room)
+        assert plan is not None
+        grant = delivery.plain_receiving.lease(plan)
+        assert not delivery.table.group("workers").queues[1].has_open
+        delivery.plain_receiving.take_back([grant])
+
+        assert delivery.plain_receiving.plan("workers", rules, {"orders": [ORDERS]}, **room) is None  # they are open again
+        found = of_answer(await way.ask(asked("POST", f"{GROUP}/receive", {"max_messages": 4})))
+        assert [(one["payload"], one["attempt"]) for one in found] == [("1", 1), ("2", 1), ("3", 1), ("4", 1)]
 
     played(tmp_path, play)
