@@ -197,7 +197,7 @@ class UnknownTask(RejectedError):
 
 
 class LeaseExpired(RejectedError):
-    """The lease has ended; the message may be with somebody else by now."""
+    """The lease has ended; the message may be leased to another consumer by now."""
 
 
 class UnknownRequest(RejectedError):

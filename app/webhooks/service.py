@@ -165,7 +165,7 @@ def _reason(error: Exception) -> str:
             return f"its certificate does not hold: {cause.verify_message}"
         cause = cause.__cause__ or cause.__context__
     kinds: dict[type[Exception], str] = {
-        httpx.ConnectError: "nobody takes the connection",
+        httpx.ConnectError: "the host does not accept the connection",
         httpx.RemoteProtocolError: "it does not speak HTTP",
         httpx.ReadError: "the connection was cut",
         httpx.WriteError: "the connection was cut",

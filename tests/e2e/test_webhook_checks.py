@@ -208,7 +208,7 @@ def test_nobody_listening_is_unreachable_and_has_a_clock_of_its_own(shop):
     found = shop.outcome(held)
 
     assert (found["state"], found["hold_reason"], found["answers"]) == ("held", "unreachable", 0)
-    assert found["last_failure"] == "unreachable: nobody takes the connection"
+    assert found["last_failure"] == "unreachable: the host does not accept the connection"
     assert until(lambda: shop.look(waiting).get("last_failure"), "the try is recorded").startswith("unreachable: ")
     # The endpoint is back, at another place.
     moved = {"check_mode": "webhook", "check_url": shop.receiver.url}
