@@ -483,7 +483,7 @@ class Wiring:
         schedules = self._services.schedules
         delivery = self._services.delivery
         yield "escrowmq_requests_pending", "Requests that wait for their replies", self._services.requests.table.pending_count
-        yield "escrowmq_messages_leased", "Messages that are lent to consumers", delivery.count(State.LEASED)
+        yield "escrowmq_messages_leased", "Messages leased to consumers", delivery.count(State.LEASED)
         yield "escrowmq_messages_skipped", "Messages that groups passed over by their rules", delivery.count_skipped()
         yield "escrowmq_messages_damaged", "Messages that groups could not be given: damaged", delivery.count_damaged()
         left_out = self._services.cron.count_left_out() + schedules.count_left_out()

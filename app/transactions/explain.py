@@ -12,7 +12,7 @@ from txn.transaction import Transaction
 
 _HELD = {
     "answers_exhausted": "its producer answered unknown as often as it may",
-    "unreachable": "nobody answered its check for as long as it may go unanswered",
+    "unreachable": "its producer did not answer the check within unreachable_limit_ms",
 }
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1))
 _WHO = {"check": "the answer to a check", "policy": "its own rule on_exhausted", "operator": "an operator"}
@@ -39,14 +39,14 @@ def _summary(known: Known) -> str:
     if transaction.state.is_decided:
         assert transaction.resolved_at_ms is not None
         word = "committed" if transaction.state is TxnState.COMMITTED else "rolled back"
-        seen = _seen(transaction) if transaction.state is TxnState.COMMITTED else "nobody will ever see its messages"
+        seen = _seen(transaction) if transaction.state is TxnState.COMMITTED else "no consumer will ever see its messages"
         late = ", after it had been held" if transaction.was_held else ""
         return f"{name} was {word} by {_who(transaction)} at {rfc3339(transaction.resolved_at_ms)}{late}; {seen}."
     if transaction.state is TxnState.HELD:
-        why = _HELD.get(transaction.hold_reason or "", "nobody could say what became of it")
+        why = _HELD.get(transaction.hold_reason or "", "its outcome is unknown")
         since = "".join([f" since {rfc3339(at_ms)}" for at_ms in _times(known.events, "held")[-1:]])
         return f"{name} is held{since}: {why}."
-    return f"{name} is prepared: its messages are stored, and nobody sees them before it is decided."
+    return f"{name} is prepared: its messages are stored, and no consumer sees them before the commit."
 
 
 def _seen(transaction: Transaction) -> str:
@@ -73,8 +73,8 @@ def _facts(known: Known) -> list[str]:
     ]
     if transaction.is_checking:
         facts.append(
-            f"Its check has been open since {rfc3339(transaction.asked_at_ms)} and nobody has answered it;"
-            f" after {_span(transaction.policy.unreachable_limit_ms)} it is given up."
+            f"Its check has been open since {rfc3339(transaction.asked_at_ms)} without an answer;"
+            f" after {_span(transaction.policy.unreachable_limit_ms)} checking ends."
         )
     if transaction.last_failure is not None:
         facts.append(_failures(known))

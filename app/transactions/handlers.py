@@ -275,7 +275,7 @@ async def check(services: Services, call: Call, transaction_id: str, given: Chec
     group = services.producer_groups.find(transaction.producer_group)
     if group is None or group.webhook is None:
         if dry_run:
-            raise Refusal("unsupported_combination", "the group's checks are polled for: nobody can be asked on trial")
+            raise Refusal("unsupported_combination", "the group's checks are polled: a dry run needs a webhook")
         await services.transactions.make_due(transaction_id)
         return reply(200, CheckNowResult(state=transaction.state.value))
     if group.webhook.disabled_at_ms is not None:

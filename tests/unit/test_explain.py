@@ -50,7 +50,7 @@ FAILING = OPEN | {"last_failure": "unreachable: status 503"}
 def test_before_its_check_is_due_it_says_when_that_is():
     text = told(transaction(), after_ms=4_000)
 
-    assert "is prepared: its messages are stored, and nobody sees them before it is decided." in text
+    assert "is prepared: its messages are stored, and no consumer sees them before the commit." in text
     assert "It was begun 4 s ago by producer group shop, with 1 message." in text
     assert "0 of 3 checks were answered unknown." in text
     assert "Its check is due at 2027-01-15T08:00:10.000Z; its producer may decide before." in text
@@ -88,7 +88,7 @@ def test_of_a_committed_one_it_says_which_messages_are_still_to_come(schedule_id
 def test_an_open_check_of_a_polled_group_says_who_must_come():
     text = told(transaction(**OPEN))
 
-    assert "Its check has been open since 2027-01-15T08:00:10.000Z and nobody has answered it; after 1 h it is given up" in text
+    assert "Its check has been open since 2027-01-15T08:00:10.000Z without an answer; after 1 h checking ends" in text
     assert "a producer must come for its checks with checks/receive." in text
     assert "A producer of its group must take its check and answer it." in text
     assert "Without an answer it is held at 2027-01-15T09:00:10.000Z." in text
@@ -153,7 +153,7 @@ def test_what_is_rolled_back_when_nobody_answers_says_so():
     ("reason", "words"),
     [
         ("answers_exhausted", "its producer answered unknown as often as it may."),
-        ("unreachable", "nobody answered its check for as long as it may go unanswered."),
+        ("unreachable", "its producer did not answer the check within unreachable_limit_ms."),
     ],
 )
 def test_a_held_one_says_since_when_and_why_and_what_to_do(reason, words):
@@ -180,7 +180,7 @@ def test_a_held_one_says_since_when_and_why_and_what_to_do(reason, words):
     ("state", "word", "seen"),
     [
         (TxnState.COMMITTED, "committed", "its messages can be seen"),
-        (TxnState.ROLLED_BACK, "rolled back", "nobody will ever see its messages"),
+        (TxnState.ROLLED_BACK, "rolled back", "no consumer will ever see its messages"),
     ],
 )
 def test_a_decided_one_says_who_decided_and_that_nothing_comes_after(by, who, state, word, seen):
