@@ -210,7 +210,7 @@ def run(
     except NoSuchGroup as error:
         raise typer.BadParameter(str(error), param_hint="--producer-group") from None
     except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
-        say(f"The audthe command failed: {in_short(error)}")
+        say(f"The audit failed: {in_short(error)}")
         if spark_log.exists() and spark_log.stat().st_size:
             say(f"What Spark had to say is in {spark_log}")
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None

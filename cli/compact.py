@@ -34,7 +34,7 @@ def compact(
             settings = {"spark.driver.memory": driver_memory}
             with session(master, log=Path(folder) / "spark.log", settings=settings, name="escrowmq compact") as spark:
                 made = make_rows(spark, found, to, with_bodies=bodies)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: it could not be carried out
+    except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
         say(f"The log could not be compacted: {in_short(error)}")
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
     for one in made:

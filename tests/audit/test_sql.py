@@ -151,4 +151,4 @@ def test_an_error_tells_no_password(tmp_path, url):
 
     assert done.returncode == 3
     assert "s3cret" not in done.stdout + done.stderr
-    assert "could not be carried out" in done.stderr
+    assert "The audit failed: " in done.stderr
