@@ -29,9 +29,10 @@ class Sink:
         """Raises SinkError: it is no URL that SQLAlchemy knows, or its driver is not there."""
         try:
             self._secrets = _secrets(url)
-            self._engine: Engine = create_engine(url)
-        except ArgumentError:  # which may quote it
+        except (ArgumentError, ValueError):  # which may quote it
             raise SinkError("it is no URL that SQLAlchemy knows") from None
+        try:
+            self._engine: Engine = create_engine(url)
         except Exception as error:  # noqa: BLE001 - of a driver
             raise self._error(error) from None
 

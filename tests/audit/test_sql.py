@@ -136,15 +136,15 @@ def test_the_steps_of_alembic_make_the_tables_that_the_code_speaks_of(url):
 
 
 @pytest.mark.parametrize(
-    "url",
+    ("url", "reason"),
     [
-        "sqlite://shop:s3cret%21@/nowhere/at/all.db",
-        "nosuchdatabase://shop:s3cret%21@db/audits",
-        "s3cret%21",
-        "postgresql://shop:s3cret%21@db:port/audits",
+        ("sqlite://shop:s3cret%21@/nowhere/at/all.db", "Invalid SQLite URL"),
+        ("nosuchdatabase://shop:s3cret%21@db/audits", "Can't load plugin"),
+        ("s3cret%21", "it is no URL that SQLAlchemy knows"),
+        ("postgresql://shop:s3cret%21@db:port/audits", "it is no URL that SQLAlchemy knows"),
     ],
 )
-def test_an_error_tells_no_password(tmp_path, url):
+def test_an_error_tells_the_reason_and_no_password(tmp_path, url, reason):
     command = [ESCROWMQ, "audit", "run", "--log", str(tmp_path), "--sql", url]
 
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
@@ -152,3 +152,4 @@ def test_an_error_tells_no_password(tmp_path, url):
     assert done.returncode == 3
     assert "s3cret" not in done.stdout + done.stderr
     assert "The audit failed: " in done.stderr
+    assert reason in done.stderr
