@@ -25,6 +25,8 @@ from app.server.request import STATUS_LINES, Headers, Request
 from app.settings import HttpOptions
 
 KEEP_ALIVE_MS = 75_000  # that a connection may be idle
+_AT_ONCE_BYTES = 8 << 10  # of what has arrived are read before it is seen whether requests wait
+_FIRST_BYTES = 4 << 10  # of what has arrived with a head, which is kept while its request lasts
 _CHUNK_HEAD_BYTES = 32  # a size and the ends of lines; what chunk extensions and trailers may take is the limit of the head
 _OF_AN_UPGRADE = (b"upgrade", b"http2-settings")
 
@@ -89,7 +91,7 @@ class Connection(asyncio.Protocol):
         self._is_held = False  # one is being answered that came and goes as bytes (`HttpServer.take`)
         self._ends_held = False  # and it is the last one
         self._on_lost: Callable[[], None] | None = None  # of what waits and is held
-        self._behind = b""  # what has arrived since
+        self._behind = b""  # what has arrived and is not read before the requests so far have been begun
         self._first = b""  # what has arrived with the beginning of the request that is being read
         self._waiting: deque[Request] = deque()  # those that were sent behind it, the oldest first
         self._arriving: Request | None = None  # the newest one
@@ -168,18 +170,33 @@ class Connection(asyncio.Protocol):
     # ---------------------------------------------------------------------------------------------------------- reading
 
     def data_received(self, data: bytes) -> None:
-        if self._is_held:
+        if self._is_held or self._behind:
             self._behind += data
             if self._on_lost is None or len(self._behind) > self.server.options.max_head_bytes:
                 self.pause_reading()  # else the end of the connection is to be seen
         elif self._current is not None or self._is_in_head or self._is_in_body:
             self._read(data)
         elif not self.server.take(self, data):
-            self._first = data
+            self._first = data[:_FIRST_BYTES]
             self._read(data)
             self._first = b""
 
     def _read(self, data: bytes) -> None:
+        """Read what has arrived, but no further than to requests that wait: as objects they take twenty times the memory."""
+        for at in range(0, len(data), _AT_ONCE_BYTES):
+            if self._waiting:
+                self._behind = data[at:]
+                return
+            self._read_piece(data[at : at + _AT_ONCE_BYTES])
+
+    def _read_behind(self) -> None:
+        """Read on: no request waits."""
+        behind, self._behind = self._behind, b""
+        self.resume_reading()
+        if behind and not self._transport.is_closing():
+            self.data_received(behind)
+
+    def _read_piece(self, data: bytes) -> None:
         was_in_head, was_in_body = self._is_in_head, self._is_in_body
         self._framing_bytes += len(data) if was_in_body else 0
         self._feed(data)
@@ -363,11 +380,12 @@ class Connection(asyncio.Protocol):
             self._transport.close()
         if self._transport.is_closing():
             return
-        self.resume_reading()
         if self._waiting:
             self._start(self._waiting.popleft())
         elif not (self._is_in_head or self._is_in_body):
             self._deadline.set(KEEP_ALIVE_MS)
+        if not self._waiting:
+            self._read_behind()
 
     def is_served(self) -> bool:
         """May anything be asked over this connection (`Connections.serves`), whose client takes its answers?"""
@@ -398,9 +416,7 @@ class Connection(asyncio.Protocol):
         self.server.counted.answered(self)
         self._deadline.set(KEEP_ALIVE_MS)
         if self._behind:
-            behind, self._behind = self._behind, b""
-            self.resume_reading()
-            self.data_received(behind)
+            self._read_behind()
 
     def answer_now(self, answer: bytes) -> None:
         """Answer a request that is complete and was never held; the connection waits for the next one."""
