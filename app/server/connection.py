@@ -138,7 +138,7 @@ class Connection(asyncio.Protocol):
         if _unread_bytes(self._transport):
             return False
         self._deadline.clear()
-        self._transport.close()
+        self.close()
         return True
 
     def shutdown(self) -> None:
@@ -146,13 +146,15 @@ class Connection(asyncio.Protocol):
         if self._is_held:
             self._ends_held = True
         elif self._current is None:
-            self._transport.close()
+            self.close()
         else:
             self._current.keep_alive = False
 
     def close(self) -> None:
-        """Close it when everything that was written is sent."""
+        """Close it when everything that was written is sent; a client that does not take that is cut off."""
         self._transport.close()
+        if self._unread is None and (unread_bytes := self._transport.get_write_buffer_size()):
+            self._watch(unread_bytes)
 
     def cut(self) -> None:
         """Close it at once."""
@@ -320,8 +322,14 @@ class Connection(asyncio.Protocol):
         self._is_in_body = False
         self._timeout_ms = 0
         request = self._arriving
-        if request is not None and not request.is_answered:
+        if request is None:
+            return
+        if not self._parser.should_keep_alive():  # a trailer may say so: the parser takes nothing that follows
+            request.keep_alive = False
+        if not request.is_answered:
             request.end()
+        elif not request.keep_alive:
+            self.close()
 
     def _count(self, length: int) -> None:
         self._head_bytes += length
@@ -350,10 +358,11 @@ class Connection(asyncio.Protocol):
         self._timeout_ms = None
         if self._transport.is_closing():
             return
-        headers, body = refused(refusal)
-        lines = [b"%b: %b\r\n" % header for header in headers]
-        self._transport.write(b"".join([STATUS_LINES[refusal.kind.status], *lines, b"\r\n", body]))
-        self._transport.close()
+        if self._current is None or not self._current.has_begun:  # else it would become a part of that answer
+            headers, body = refused(refusal)
+            lines = [b"%b: %b\r\n" % header for header in headers]
+            self._transport.write(b"".join([STATUS_LINES[refusal.kind.status], *lines, b"\r\n", body]))
+        self.close()
 
     # -------------------------------------------------------------------------------------------------------- answering
 
@@ -377,7 +386,7 @@ class Connection(asyncio.Protocol):
         self._current = None
         self.server.counted.answered(self)
         if not request.keep_alive:
-            self._transport.close()
+            self.close()
         if self._transport.is_closing():
             return
         if self._waiting:
@@ -409,7 +418,7 @@ class Connection(asyncio.Protocol):
         if self._ends_held:
             head, _, body = answer.partition(b"\r\n\r\n")
             transport.write(b"%b\r\nconnection: close\r\n\r\n%b" % (head, body))
-            transport.close()
+            self.close()
             return
         transport.write(answer)
         self._is_held = False
@@ -482,7 +491,7 @@ class Connection(asyncio.Protocol):
         if self._is_reading_paused:  # we are late, not the client: it waits behind a request that it sent before
             self._deadline.set(self.server.options.body_timeout_ms)
         elif not self._transport.is_closing():
-            self._transport.close()
+            self.close()
 
 
 def refused(refusal: Refusal) -> tuple[Headers, bytes]:

@@ -30,6 +30,9 @@ class Wire(asyncio.Transport):
     def close(self) -> None:
         self.is_closed.set()
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...
@@ -102,3 +105,27 @@ def test_what_breaks_off_before_its_body_still_sends_its_head_and_closes():
     (head,) = pieces_of(answering(length=len(BODY), breaks_off=True), request())
 
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_nonsense_behind_an_answer_that_has_begun_does_not_become_a_part_of_it():
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"500")]})
+        await send({"type": "http.response.body", "body": b"begin", "more_body": True})
+        await receive()
+        await receive()
+
+    async def ask() -> list[bytes]:
+        wire = Wire()
+        server = HttpServer(HttpOptions(), Connections(1), lambda request: answer(app, request))
+        protocol = server.connect()
+        protocol.connection_made(wire)
+        protocol.data_received(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
+        for _ in range(5):  # until the answer has begun
+            await asyncio.sleep(0)
+        protocol.data_received(b"no size\r\n")
+        assert wire.is_closing()
+        protocol.connection_lost(None)
+        return wire.pieces
+
+    (piece,) = asyncio.run(ask())
+    assert piece.endswith(b"\r\n\r\nbegin")

@@ -1,0 +1,57 @@
+"""Clients that leave their answers unread, over sockets that hold little: however the connection ends, it ends."""
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+from app.connections import Connections
+from app.server.asgi import answer
+from app.server.connection import Connection, HttpServer
+from app.settings import HttpOptions
+from tests.support.http import reached
+
+ASKED = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+LAST = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+BODY = b"x" * 20_000  # several are fewer than those at which writing is paused
+
+
+async def application(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(BODY))]})
+    await send({"type": "http.response.body", "body": BODY})
+
+
+def end_idle(connection: Connection) -> None:
+    assert connection.close_idle()
+
+
+ENDS = {
+    "the last answer": lambda connection: connection.data_received(LAST),
+    "nonsense": lambda connection: connection.data_received(b"\x00\r\n\r\n"),
+    "the stop of the service": Connection.shutdown,
+    "a new connection that needs its place": end_idle,
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_a_connection_that_is_to_be_closed_does_not_wait_for_a_client_that_takes_nothing(end):
+    async def play() -> None:
+        counted = Connections(8)
+        server = HttpServer(HttpOptions(unread_timeout_ms=50), counted, lambda request: answer(application, request))
+        own, client = socket.socketpair()
+        with client:
+            for one in (own, client):
+                one.setblocking(False)
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+            transport, connection = await asyncio.get_running_loop().connect_accepted_socket(server.connect, own)
+            for count in (1, 2):
+                client.send(ASKED)
+                await reached(
+                    lambda count=count: transport.get_write_buffer_size() > (count - 1) * len(BODY),
+                    "an answer waits to be taken",
+                )
+            end(connection)
+            await reached(lambda: len(counted) == 0, "the connection is lost")
+
+    asyncio.run(play())
