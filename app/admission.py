@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
 from app.browsers import BrowserRules, request_host
+from app.exchange import content_length
 from app.problems import Refusal, too_large
 from app.settings import HttpOptions
 
@@ -43,8 +44,7 @@ class Admission:
             raise Refusal(
                 "malformed_request", "the one transfer encoding that is taken is chunked", headers={"Connection": "close"}
             )
-        length = headers.get("content-length", "0")
-        if has_limit and length.isdigit() and int(length) > self.max_body_bytes:
+        if has_limit and (content_length(headers) or 0) > self.max_body_bytes:
             raise self.body_too_large()
 
     def body_too_large(self) -> Refusal:

@@ -13,7 +13,7 @@ import structlog
 
 from app import codec
 from app.body_budget import BodyShare
-from app.exchange import Call, FileReply, Reply, RequestLimit
+from app.exchange import Call, FileReply, Reply, RequestLimit, content_length
 from app.operations import Handler, Operation
 from app.parking import Waiting
 from app.problems import MEDIA_TYPE, Refusal, as_refusal, document, invalid_field
@@ -121,9 +121,8 @@ async def _read(incoming: Incoming, limit: RequestLimit | None) -> bytes:
     Content-Length before any of it has come.
     """
     headers = incoming.headers
-    length = headers.get("content-length", "0")
-    if limit is not None and length.isdigit() and headers.get("content-encoding", "identity").lower() == "identity":
-        _check_length(int(length), limit)
+    if limit is not None and headers.get("content-encoding", "identity").lower() == "identity":
+        _check_length(content_length(headers) or 0, limit)
     body = bytearray()
     async for piece in incoming.pieces():
         body += piece

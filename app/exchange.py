@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from hashlib import sha256
@@ -28,6 +29,8 @@ _PIECE_BYTES = 256 << 10  # of a large answer
 _JOINED_BYTES = 256 << 10  # of messages whose JSON is joined on the loop: a millisecond
 _PARTS_AT_ONCE = 4  # the same
 
+_LONGEST_LENGTH = 18  # digits of a Content-Length that mean their number
+
 _NOTHING: Mapping[str, str] = {}
 
 _STREAMS = re.compile(r"/v1/topics/[^/]+/messages/stream")
@@ -49,6 +52,15 @@ def headers_by_name(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
         name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     return headers
+
+
+def content_length(headers: Mapping[str, str]) -> int | None:
+    """Bytes of the body, 0 without a Content-Length; None where that is no number."""
+    digits = headers.get("content-length", "0")
+    if not (digits.isascii() and digits.isdigit()):
+        return None
+    digits = digits.lstrip("0")  # of which there may be more than `int` takes
+    return int(digits or "0") if len(digits) <= _LONGEST_LENGTH else sys.maxsize
 
 
 class RequestLimit(NamedTuple):

@@ -19,7 +19,7 @@ from app.admission import Admission, is_compressed
 from app.answering import Headers
 from app.body_budget import BodyBudget, BodyShare
 from app.compression import deflating, may_be_worth_it, takes_gzip
-from app.exchange import ClientGone, FileReply, Reply, headers_by_name
+from app.exchange import ClientGone, FileReply, Reply, content_length, headers_by_name
 from app.observability import Metrics
 from app.operations import Operation
 from app.parking import Waiting
@@ -229,8 +229,8 @@ class OperationLane:
         if hot is None and hot_read is None:
             return
         head, end, _ = request.arrived_with.partition(b"\r\n\r\n")
-        length = headers.get("content-length", "0")
-        if not end or not length.isdigit() or not request.keep_alive or not is_harmless(headers):
+        length = content_length(headers)
+        if not end or length is None or not request.keep_alive or not is_harmless(headers):
             return
         target = _PLAIN_TARGET if hot is None else _PLAIN_PATH
         if request.http_version != "1.1" or not target.fullmatch(request.target):
@@ -241,13 +241,13 @@ class OperationLane:
             return
         rest = head[len(line) :]
         if hot_read is not None:
-            if int(length) == 0:
+            if not length:
                 self._known_reads.learn(rest, hot_read.answering(headers))
         elif hot is not None:
             has_gzip = takes_gzip(headers)
-            self._known_rests.learn(rest, (int(length), has_gzip))
+            self._known_rests.learn(rest, (length, has_gzip))
             if not hot.has_own_paths and not (has_gzip and hot.has_long_answers):
-                self._known.learn(head, Asked(hot, asked.parts, request.path, int(length)))
+                self._known.learn(head, Asked(hot, asked.parts, request.path, length))
 
     def new_share(self) -> BodyShare:
         """A share of the memory for bodies."""

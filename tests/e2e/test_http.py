@@ -292,6 +292,23 @@ def test_a_request_without_an_id_of_its_own_gets_one(api, given):
     assert first != second
 
 
+def test_after_a_trailer_that_ends_the_connection_no_request_waits_in_vain(server, topic):
+    head = request("POST", f"/v1/topics/{topic}/messages", "Content-Type: application/json", "Transfer-Encoding: chunked")
+    body, end = b"d\r\n" + b'{"payload":1}' + b"\r\n", b"0\r\nConnection: close\r\n\r\n"
+    for pieces in ((head + body + end + request("GET", "/livez"),), (head, body, end, request("GET", "/livez"))):
+        (answer,) = speak(server, *pieces)
+
+        assert answer.headers["connection"] == "close"
+
+
+def test_a_length_may_begin_with_any_number_of_zeros(server, topic):
+    head = POST.replace(b"/v1/topics", f"/v1/topics/{topic}/messages".encode()) + b"Connection: close\r\n"
+    for length, status in ((b"0" * 5_000 + b"15", 201), (b"0" * 5_000 + b"9" * 18, 413), (b"0" * 5_000, 422)):
+        (answer,) = speak(server, head + b"Content-Length: " + length + b"\r\n\r\n" + b'{"payload":"x"}')
+
+        assert answer.status == status
+
+
 # ----------------------------------------------------------------------------------------------------- slow and many
 
 
