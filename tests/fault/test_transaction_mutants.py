@@ -142,7 +142,9 @@ def test_a_try_without_an_answer_that_is_counted_as_one_is_found(monkeypatch):
 
     monkeypatch.setattr(CheckSender, "_failed", counted)
 
-    assert "answered were" in transactions_find()
+    # By the count of answers, or by a transaction that is held before its time: whichever an example comes to first.
+    found = transactions_find()
+    assert "answered were" in found or "no order explains" in found
 
 
 def test_an_idempotency_key_that_a_crash_forgets_is_found(monkeypatch):
