@@ -62,6 +62,9 @@ class BodyProcess:
         except (OSError, EOFError, pickle.UnpicklingError):
             log.warning("body_process_ended", status=self.close())
             return None
+        except BaseException:
+            self.close()  # with the rest of its answer, which would be read as that to the next body
+            raise
 
     def close(self) -> int | None:
         """End the process. Returns its status, where there was one."""

@@ -201,6 +201,14 @@ def test_an_error_that_is_no_refusal_is_raised_here_and_ends_nothing(process):
     assert process.call(os.getpid) == before
 
 
+def test_what_cannot_be_read_of_an_answer_is_no_part_of_the_next_one(process):
+    answer = "(type('Wrong', (), {'__reduce__': lambda self: (int, ('no number',))})(), ['x' * 100_000, 'y' * 100_000])"
+    with pytest.raises(ValueError, match="no number"):
+        process.call(eval, answer)
+
+    assert process.call(divmod, 7, 2) == (3, 1)
+
+
 def test_the_process_ends_with_the_service():
     process = BodyProcess()
     child_id = process.call(os.getpid)
