@@ -97,10 +97,16 @@ class OperationLane:
         asked = self._known.get(head) or self._known_but_for_its_path(head)
         if asked is None or head_bytes + 4 + asked.body_bytes != len(data) or self._is_off():
             return False
-        if not connection.is_served() or not asked.hot.take(asked, connection, data, head_bytes + 4):
+        if not connection.is_served():
             return False
-        connection.hold()
-        return True
+        try:
+            is_taken = asked.hot.take(asked, connection, data, head_bytes + 4)
+        except Exception:  # the ordinary way finds out what to tell the client
+            log.exception("hot_take_failed")
+            return False
+        if is_taken:
+            connection.hold()
+        return is_taken
 
     def _answer_now(self, connection: Connection, data: bytes) -> bool:
         """Answer a request without a body, where all but its line is known and it is that of a hot read."""
@@ -109,7 +115,7 @@ class OperationLane:
             return False
         try:
             answer = answering_it(data)
-        except Exception:  # the ordinary way finds out what to tell the client
+        except Exception:  # as in `take_bytes`
             log.exception("hot_read_failed")
             return False
         if isinstance(answer, Waiting):
@@ -132,7 +138,7 @@ class OperationLane:
         """Answer a request that was held while it waited."""
         try:
             answer = waited.again()
-        except Exception:  # as in `_answer_now`
+        except Exception:  # as in `take_bytes`
             log.exception("hot_read_failed")
             answer = None
         if isinstance(answer, Waiting):

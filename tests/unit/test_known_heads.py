@@ -119,6 +119,20 @@ def test_a_pull_that_fails_at_once_is_answered_by_its_handler(tmp_path):
     assert asyncio.run(ask()) == ([b"201", b"200", b"200", b"200"], 0)
 
 
+def test_a_request_that_cannot_be_taken_at_once_is_answered_by_its_handler(tmp_path):
+    def fail(*_: object) -> None:
+        raise OSError(24, "too many open files")
+
+    async def ask() -> tuple[list[bytes], int]:
+        async with Way(tmp_path, is_direct=True) as way:
+            asked = [await way.ask(head() + BODY) for _ in range(2)]
+            taken, way.services.topics.get = way.taken, fail  # type: ignore[method-assign]
+            asked.append(await way.ask(head() + BODY))
+            return [one[9:12] for one in asked], way.taken - taken
+
+    assert asyncio.run(ask()) == ([b"201"] * 3, 0)
+
+
 def test_a_client_that_takes_no_answers_gets_no_more_pulls(tmp_path):
     pull = PULL % (0, 0, AUTHORIZED)
 
