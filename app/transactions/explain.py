@@ -133,7 +133,7 @@ def _next(known: Known) -> str:
     if transaction.state.is_decided:
         return "Nothing: the first decision wins."
     if transaction.state is TxnState.HELD:
-        return "Nobody is asked any more. Find out what became of it in the producer's database, then resolve it, or resume it."
+        return "Checking has ended. Find its outcome in the producer's database, then resolve it, or resume it."
     if transaction.asked_at_ms is None and known.now_ms < transaction.next_check_at_ms:
         return f"Its check is due at {rfc3339(transaction.next_check_at_ms)}; its producer may decide before."
     given_up_ms = (transaction.asked_at_ms or known.now_ms) + transaction.policy.unreachable_limit_ms

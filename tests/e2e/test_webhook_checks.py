@@ -518,7 +518,7 @@ def test_a_transaction_is_explained_in_words(shop):
     assert ": unreachable: status 503." in explained(shop, asked)
     assert "Its producer is asked until it answers, " in explained(shop, asked)
     assert " Without an answer it is held at" in explained(shop, asked)
-    assert f"is held since {events(shop, held)[-1]['at']}: nobody answered" in explained(shop, held)
+    assert f"is held since {events(shop, held)[-1]['at']}: its producer did not answer" in explained(shop, held)
     assert "resolve it, or resume it" in explained(shop, held)
     ok(shop.api.post(f"/v1/transactions/{asked}/commit"))
     assert "was committed by its producer at" in explained(shop, asked)
