@@ -6,7 +6,7 @@ request.
 
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
-from inspect import Parameter, Signature, getdoc
+from inspect import Parameter, Signature, cleandoc, getdoc
 from typing import Annotated, Any, cast
 
 from fastapi import Path, Request, Response
@@ -216,12 +216,17 @@ def _documented(kind: type | None, headers: Iterable[str]) -> dict[str, Any]:
         what = "The bytes, with the content type that they were sent with."
         content = {"application/octet-stream": {"schema": dict(_BYTES)}}
     elif issubclass(kind, Lines):
-        what = (kind.__doc__ or "").partition("\n")[0]
+        what = _summary(kind)
         content = {JSON_LINES: {"schema": dict(_BYTES)}}
     else:
-        what = (kind.__doc__ or "").partition("\n")[0]
+        what = _summary(kind)
         content = {"application/json": {"schema": {"$ref": _reference(kind)}}}
     return {"description": what, "content": content, **_shown(headers)}
+
+
+def _summary(kind: type) -> str:
+    """The first paragraph of a class's docstring, in one line."""
+    return " ".join(cleandoc(kind.__doc__ or "").partition("\n\n")[0].split())
 
 
 def _problem(status: int, codes: list[str], headers: Iterable[str]) -> dict[str, Any]:
