@@ -61,18 +61,21 @@ RESOURCES = (
 )  # fmt: skip
 
 DESCRIPTION = """
-Transactional messaging over plain HTTP. A message sent inside a transaction is held in escrow until the producer's own database
-transaction has decided; an undecided one is checked back with the producer. Consumers only ever see what was committed.
+Transactional messaging over plain HTTP. A message sent inside a transaction is held in escrow until
+the producer's own database transaction has decided; an undecided one is checked back with the
+producer. Consumers only ever see what was committed.
 
-Every refusal is a problem document (RFC 9457) with a code from a closed list; [/problems](/problems) explains each. Where the
-problem says `retryable`, the request may be sent again after the time in `Retry-After`; with an `Idempotency-Key` any POST that
-creates something may be repeated at any time.
+Every refusal is a problem document (RFC 9457) with a code from a closed list;
+[/problems](/problems) explains each. Where the problem says `retryable`, the request may be sent
+again after the time in `Retry-After`; with an `Idempotency-Key` any POST that creates something may
+be repeated at any time.
 
-A request body has at most 16 MiB and 100,000 JSON values and is nested at most 128 levels deep; it may be compressed
-(`Content-Encoding: gzip`, at most 100 to 1), and counts as it was before. A value in `json` is stored without white space and
-otherwise as it was sent. Longer answers come as gzip where `Accept-Encoding` says so. Unknown fields and query parameters are
-refused; of a name that stands twice in an object the last one counts. `null` is never sent and never taken (but inside `json`),
-times are RFC 3339 in UTC, durations are whole milliseconds.
+A request body has at most 16 MiB and 100,000 JSON values and is nested at most 128 levels deep; it
+may be compressed (`Content-Encoding: gzip`, at most 100 to 1), and counts as it was before. A value
+in `json` is stored without white space and otherwise as it was sent. Longer answers come as gzip
+where `Accept-Encoding` says so. Unknown fields and query parameters are refused; of a name that
+stands twice in an object the last one counts. `null` is never sent and never taken (but inside
+`json`), times are RFC 3339 in UTC, durations are whole milliseconds.
 """
 
 TAGS = [

@@ -182,7 +182,10 @@ _FILTERED = {"log_offset", "kind", "topic", "queue_id", "queue_offset", "stored_
 
 def is_taken(one: Filter) -> bool:
     """Can the reader itself see to it?"""
-    return isinstance(one, (In, *_COMPARISONS)) and len(one.attribute) == 1 and one.attribute[0] in _FILTERED  # type: ignore[attr-defined]
+    if not isinstance(one, (In, *_COMPARISONS)):
+        return False
+    path: tuple[str, ...] = one.attribute  # type: ignore[attr-defined]
+    return len(path) == 1 and path[0] in _FILTERED
 
 
 def may_match(part: Part, filters: Iterable[Filter]) -> bool:
@@ -202,7 +205,8 @@ _REACH = 64 << 20  # a part gives the records of a unit that begins in it, and a
 
 
 def _with_filter_columns(schema: pa.Schema, filters: Iterable[Filter]) -> pa.Schema:
-    missing = {one.attribute[0] for one in filters} - set(schema.names)  # type: ignore[attr-defined]
+    asked = {one.attribute[0] for one in filters}  # type: ignore[attr-defined]
+    missing = asked - set(schema.names)
     for name in sorted(missing):
         schema = schema.append(columns.arrow_field(name))
     return schema

@@ -73,7 +73,8 @@ def _candidates() -> Iterator[str]:
 
 def _version(java: str) -> tuple[int, int, int] | None:
     try:
-        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+        command = [java, "-version"]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired):
         return None
     return parse_version(told.stderr + told.stdout)

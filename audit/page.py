@@ -55,17 +55,23 @@ _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #24303c; background: #f6f7f9; margin: 0; }
 main { max-width: 60rem; margin: 0 auto; padding: 2rem 1.5rem 4rem; }
 h1 { font-size: 1.6rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2.5rem 0 .6rem; }
-section { background: #fff; border: 1px solid #e3e6ea; border-radius: 8px; padding: 1rem 1.25rem; overflow-x: auto; }
+section { background: #fff; border: 1px solid #e3e6ea; border-radius: 8px; }
+section { padding: 1rem 1.25rem; overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th { text-align: left; font-weight: 600; color: #5b6875; } td, th { padding: .3rem .75rem .3rem 0; vertical-align: top; }
+th { text-align: left; font-weight: 600; color: #5b6875; }
+td, th { padding: .3rem .75rem .3rem 0; vertical-align: top; }
 tr + tr td { border-top: 1px solid #eef0f3; } td.n, th.n { text-align: right; }
 tr.bad td { color: #b03a48; font-weight: 600; } tr.none td { color: #9aa5b1; }
-p.verdict { font-size: 1.1rem; margin: .4rem 0 0; } p.good { color: #2f6b4d; } p.bad { color: #b03a48; }
-svg { width: 100%; height: auto; display: block; } details { margin-top: .6rem; } summary { cursor: pointer; color: #5b6875; }
+p.verdict { font-size: 1.1rem; margin: .4rem 0 0; }
+p.good { color: #2f6b4d; } p.bad { color: #b03a48; }
+svg { width: 100%; height: auto; display: block; }
+details { margin-top: .6rem; } summary { cursor: pointer; color: #5b6875; }
 code { font-size: .85em; overflow-wrap: anywhere; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; margin: 0; }
 dt { color: #5b6875; } dd { margin: 0; }
-@media print { body { background: #fff; } section { break-inside: avoid; } details { display: block; } }
+@media print {
+  body { background: #fff; } section { break-inside: avoid; } details { display: block; }
+}
 """
 
 
@@ -240,7 +246,8 @@ def _svg(draw: Callable[[Figure], None], *, height: float = 2.9) -> str:
         canvas = FigureCanvasSVG(figure)
         draw(figure)
         text = io.StringIO()
-        canvas.print_svg(text, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))  # type: ignore[no-untyped-call]
+        unnamed = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        canvas.print_svg(text, metadata=unnamed)  # type: ignore[no-untyped-call]
     drawn = text.getvalue()
     return drawn[drawn.index("<svg") :]
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import tempfile
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -77,9 +78,13 @@ async def append_rate(given: list[Message], *, flush: FlushPolicy, callers: int,
         return rate
 
 
+def _run_appends(given: list[Message], flush: FlushPolicy, callers: int) -> float:
+    return uvloop.run(append_rate(given, flush=flush, callers=callers))
+
+
 async def _wait_until_prepared(store: LocalMessageStore) -> None:
     """The first zeros ahead of the writer are not what is measured."""
-    while not store.is_prepared:  # noqa: ASYNC110 - the store tells nobody, and who measures may look
+    while not store.is_prepared:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 
 
@@ -89,7 +94,7 @@ def run() -> None:
         given = messages(count)
         limit = median_of(3, lambda: encode_rate(given))  # noqa: B023
         for flush in (FlushPolicy.INTERVAL, FlushPolicy.BEFORE_ACK):
-            rate = median_of(3, lambda: uvloop.run(append_rate(given, flush=flush, callers=callers)))  # noqa: B023
+            rate = median_of(3, partial(_run_appends, given, flush, callers))
             durability = "buffered" if flush is FlushPolicy.INTERVAL else "synced"
             name = f"append of {count}, {callers} callers, {durability}"
             figures.append(Figure(name, rate, "messages/s", limit, "encoding alone"))

@@ -87,7 +87,7 @@ class House:
     async def rest(self) -> None:
         """Until what is derived is on disk."""
         await self.store.append(self.messages(1))
-        while self.store.status().replay_backlog_bytes:  # noqa: ASYNC110 - the store tells nobody, and who measures may look
+        while self.store.status().replay_backlog_bytes:  # noqa: ASYNC110
             await asyncio.sleep(0.2)
 
 

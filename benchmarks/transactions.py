@@ -101,7 +101,8 @@ async def _fill(root: Path) -> dict[str, float]:
     gc.collect()
     found = {"bytes": (_own_bytes() - before) / COUNT, "rate": rate}
     await coordinator.save_snapshot()
-    while not {"transactions", "consume_queues"} <= set(os.listdir(root / "snapshots")):  # noqa: ASYNC110 - the store tells nobody
+    wanted = {"transactions", "consume_queues"}
+    while not wanted <= set(os.listdir(root / "snapshots")):  # noqa: ASYNC110
         await asyncio.sleep(0.1)  # what the service does every ten seconds, and is then killed
     return found
 

@@ -26,7 +26,9 @@ def of_service(url: str, api_key: str | None) -> list[dict[str, Any]]:
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{url} is no http address")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    asked = urllib.request.Request(f"{url.rstrip('/')}/v1/admin/recovery", headers=headers)  # noqa: S310, the scheme was checked
+    # The scheme was checked.
+    address = f"{url.rstrip('/')}/v1/admin/recovery"
+    asked = urllib.request.Request(address, headers=headers)  # noqa: S310
     with urllib.request.urlopen(asked, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310
         newest: dict[str, Any] = json.load(answer)
     earlier: list[dict[str, Any]] = newest.pop("earlier", [])

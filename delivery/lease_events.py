@@ -245,8 +245,8 @@ class TaskEnded(LeaseEvent, frozen=True, tag="task_ended"):
 
 
 AnyLeaseEvent = (
-    Leased | Acked | Extended | Expired | Returned | Retried | DeadLettered | Discarded | Skipped | Damaged | Reset
-    | Deleted | TopicDeleted | Redriven | Purged | TaskBegun | TaskEnded
+    Leased | Acked | Extended | Expired | Returned | Retried | DeadLettered | Discarded | Skipped
+    | Damaged | Reset | Deleted | TopicDeleted | Redriven | Purged | TaskBegun | TaskEnded
 )  # fmt: skip
 
 _decoder: msgspec.json.Decoder[AnyLeaseEvent] = msgspec.json.Decoder(AnyLeaseEvent)

@@ -60,7 +60,8 @@ class QueueReader:
         """The damage of the messages from this offset on, up to the first whole one. Only a few are looked at."""
         places = [(queue, at) for at in range(offset, min(end, offset + _PROBED_MESSAGES))]
         found = await read_each(self._store, places, max_bytes=_PROBED_BYTES)
-        return list(takewhile(lambda one: isinstance(one, CorruptRecord), found))  # type: ignore[arg-type]
+        damaged = takewhile(lambda one: isinstance(one, CorruptRecord), found)
+        return list(damaged)  # type: ignore[arg-type]
 
     async def read_each(
         self, queue: QueueId, offsets: Sequence[int]

@@ -20,7 +20,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def _scope(fixture_name: str, config: pytest.Config) -> _Scope:  # noqa: ARG001  pytest passes both by name
+def _scope(fixture_name: str, config: pytest.Config) -> _Scope:  # noqa: ARG001
+    # pytest passes both by name.
     scope = config.getini("escrowmq_scope")
     if scope not in _SCOPES:
         raise pytest.UsageError(f"escrowmq_scope is one of {', '.join(_SCOPES)}, not {scope}")

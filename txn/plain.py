@@ -106,7 +106,8 @@ class PlainTransactions:
             topic, number = one.queue
             own = (
                 f"{properties.REAL_TOPIC}\x01{topic}\x02{properties.REAL_QUEUE}\x01{number}\x02"
-                f"{properties.PRODUCER_GROUP}\x01{one.producer_group}\x02{properties.TRANSACTION_MARK}\x01true\x02"
+                f"{properties.PRODUCER_GROUP}\x01{one.producer_group}\x02"
+                f"{properties.TRANSACTION_MARK}\x01true\x02"
                 f"{properties.TRANSACTION_ID}\x01{one.transaction_id}\x02{end}"
             )
             own_bytes = b"UNIQ_KEY\x01%b\x02%b%b" % (one.message_id.encode(), one.attributes, own.encode())
@@ -149,7 +150,8 @@ class PlainTransactions:
             self._table.add(transaction, (message,))
             halves.append(half_offset)
             own = (
-                f"{properties.PRODUCER_GROUP}\x01{one.producer_group}\x02{properties.TRANSACTION_MARK}\x01true\x02"
+                f"{properties.PRODUCER_GROUP}\x01{one.producer_group}\x02"
+                f"{properties.TRANSACTION_MARK}\x01true\x02"
                 f"{properties.TRANSACTION_ID}\x01{one.transaction_id}\x02"
             )
             own_bytes = b"UNIQ_KEY\x01%b\x02%b%b" % (one.message_id.encode(), one.attributes, own.encode())
@@ -192,7 +194,8 @@ class PlainTransactions:
         for one in taken:
             transaction_id = one.transaction.transaction_id
             own = (
-                f"KEYS\x01{transaction_id}\x02TAGS\x01{check_pass.OP_TAG}\x02{properties.TRANSACTION_ID}\x01{transaction_id}\x02"
+                f"KEYS\x01{transaction_id}\x02TAGS\x01{check_pass.OP_TAG}\x02"
+                f"{properties.TRANSACTION_ID}\x01{transaction_id}\x02"
                 f"{DECISION}\x01{_WORDS[state]}\x02{DECIDED_BY}\x01{Resolver.PRODUCER}\x02"
             )
             if state is TxnState.COMMITTED:

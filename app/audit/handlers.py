@@ -34,7 +34,7 @@ CHECKS: tuple[str, ...] = get_args(CheckName)
 _STATES = (QUEUED, RUNNING, DONE, FAILED)
 _YEAR_1_MS, _YEAR_10000_MS = -62_135_596_800_000, 253_402_300_800_000
 _OCTETS = "application/octet-stream"
-_CSV = "verdict transaction_id producer_group flags log_offset bytes reason records check evidence".split()
+_CSV = ("verdict transaction_id producer_group flags log_offset bytes reason records check evidence").split()
 
 
 @operation(

@@ -78,7 +78,8 @@ class HotBatches:
             refuse = self._turn.ending([one], partial(self._refuse, services, one, begun))
             try:
                 services.row_store.append_rows(one.rows, durability=one.durability, done=answer, failed=refuse)
-            except Exception as error:  # noqa: BLE001 - it is this one's alone: others are appended already
+            except Exception as error:  # noqa: BLE001
+                # It is this one's alone: others are appended already.
                 refuse(error)
 
     def _answer(self, services: Services, one: _Taken, begun: float, placed: Placed) -> None:

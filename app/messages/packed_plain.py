@@ -27,10 +27,13 @@ class PackedPlainEntry(PlainEntry, forbid_unknown_fields=True, gc=False):
     message: PackedPlain
 
 
+_Entries = Annotated[list[PackedPlainEntry], Meta(min_length=1, max_length=MAX_ENTRIES)]
+
+
 class PackedPlainBatch(PlainBatch, forbid_unknown_fields=True, gc=False):
     """A `PlainBatch` with such entries."""
 
-    entries: Annotated[list[PackedPlainEntry], Meta(min_length=1, max_length=MAX_ENTRIES)]  # type: ignore[assignment]
+    entries: _Entries  # type: ignore[assignment]
 
 
 def plain_batch(raw: bytes, max_values: int) -> PlainBatch | None:

@@ -118,7 +118,10 @@ def bodies_of(payloads: Sequence[str | UnsetType], jsons: Sequence[Raw | UnsetTy
         if (payload is UNSET) == (json is UNSET):
             return None
         try:
-            bodies.append(codec.compact(bytes(json), depth=depth) if payload is UNSET else payload.encode())  # type: ignore[arg-type]
+            if isinstance(payload, str):
+                bodies.append(payload.encode())
+            else:
+                bodies.append(codec.compact(bytes(json), depth=depth))  # type: ignore[arg-type]
         except Refusal:
             return None
     return bodies

@@ -31,7 +31,12 @@ _BETWEEN = b"\x7f"  # bodies that become JSON together: hardly ever in one, and 
 _KEPT_REST = 128  # bytes of other properties that are kept with their JSON: many messages have the same
 
 
-def message_view(message: StoredMessage, form: PayloadForm, kind: type[M] = Message, **more: Any) -> M:  # type: ignore[assignment]
+def message_view(
+    message: StoredMessage,
+    form: PayloadForm,
+    kind: type[M] = Message,  # type: ignore[assignment]
+    **more: Any,
+) -> M:
     """`kind`: a schema that adds fields to a message's; `more`: these."""
     payload, encoding = payload_view(message.body, form)
     content_type = message.system.get(properties.CONTENT_TYPE)

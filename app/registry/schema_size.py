@@ -231,7 +231,9 @@ def _written_out(pattern: str, *, unicode_class: int, wide_class: int) -> int:
 _UNICODE_CLASSES = re.compile(r"\\[pP]")
 _WIDE_CLASSES = re.compile(r"\\[DSWs]")
 _TOKEN = re.compile(
-    r"\{(?P<times>\d{1,9})(?:,(?P<up_to>\d{0,9}))?\}|\\[pP](?:\{[^}]*\}|.)|\\.|\[(?:\\.|[^\\\]])*\]|.", re.DOTALL
+    r"\{(?P<times>\d{1,9})(?:,(?P<up_to>\d{0,9}))?\}|\\[pP](?:\{[^}]*\}|.)"
+    r"|\\.|\[(?:\\.|[^\\\]])*\]|.",
+    re.DOTALL,
 )
 
 

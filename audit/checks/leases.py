@@ -10,7 +10,8 @@ from storage.formats.names import LEASE_TOPIC
 
 # As delivery/lease_events.py writes them; rows of mixed types are read as texts.
 _EVENT = """
-    event string, group string, lease bigint, until_ms bigint, runs array<array<string>>, messages array<array<string>>,
+    event string, group string, lease bigint, until_ms bigint,
+    runs array<array<string>>, messages array<array<string>>,
     positions array<array<string>>, offsets array<bigint>
 """
 RUNS = ("leased", "acked", "expired", "retried", "dead_lettered", "discarded")  # name messages by runs

@@ -45,7 +45,8 @@ class Checker(threading.Thread):
             service, ledger = Service(self._url), Ledger(self._ledger_path)
             while not self._is_stopping.is_set():
                 self._run_once(service, ledger)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is raised in the thread that looks after us
+        except Exception as error:  # noqa: BLE001
+            # It is raised in the thread that looks after this one.
             self._error = error
 
     def raise_if_failed(self) -> None:

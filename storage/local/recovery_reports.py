@@ -19,7 +19,8 @@ log = structlog.get_logger()
 
 def load(vfs: Vfs, root: PurePath) -> list[RecoveryReport]:
     try:
-        return [RecoveryReport(**row) for row in _decoder.decode(durable.read_whole(vfs, root / FILE_NAME) or b"[]")]  # type: ignore[arg-type]
+        rows = _decoder.decode(durable.read_whole(vfs, root / FILE_NAME) or b"[]")
+        return [RecoveryReport(**row) for row in rows]  # type: ignore[arg-type]
     except (msgspec.DecodeError, TypeError):
         return []
 

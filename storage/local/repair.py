@@ -197,7 +197,8 @@ class Repair:
     def set_aside(self, name: str) -> Done:
         """Move a file out of the log's folder that is no segment."""
         path = self._directory.commit_log / name
-        if names.base_offset(name) is not None and names.base_offset(name) % self._segment_bytes() == 0:  # type: ignore[operator]
+        begin = names.base_offset(name)
+        if begin is not None and begin % self._segment_bytes() == 0:
             raise RepairRefused(f"{name} is a segment of the log: --cut-log-at and --accept-beginning leave segments out")
         if PurePath(name).name != name or not self._vfs.exists(path):
             raise RepairRefused(f"there is no {path}")

@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 import zlib
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -115,7 +116,8 @@ def run(directory: Path, cycles: int, seed: int) -> tuple[int, int, list[str]]:
                 snapshot_interval_ms=randomness.choice([5, 50]),
             )
         busy, tell_busy = os.pipe()
-        child = _fork(lambda: _live_until_killed(root, options, slots, tell_busy, seed * 100_000 + cycle))  # noqa: B023
+        live = partial(_live_until_killed, root, options, slots, tell_busy, seed * 100_000 + cycle)
+        child = _fork(live)
         os.close(tell_busy)
         if randomness.random() < 0.8:
             os.read(busy, 1)  # the others are killed while they start
