@@ -124,12 +124,17 @@ def _query_parameters(kind: type) -> list[dict[str, Any]]:
 
 
 def _tidy(schema: dict[str, Any]) -> dict[str, Any]:
-    """Without what only repeats the name; with the type of an enumeration, which generators want to see."""
+    """Without what only repeats the name; with the type of an enumeration, which generators want to see.
+
+    Each paragraph of a description is one line.
+    """
     schema.pop("title", None)
     if schema.get("required") == []:
         del schema["required"]
     if "enum" in schema:
         schema["type"] = "string"
+    if "description" in schema:  # of a docstring, whose lines are indented
+        schema["description"] = "\n\n".join(" ".join(one.split()) for one in schema["description"].split("\n\n"))
     for field in (*schema.get("properties", {}).values(), schema.get("items")):
         if isinstance(field, dict):
             _tidy(field)

@@ -1,6 +1,7 @@
 """The OpenAPI document that is committed, which clients are generated from."""
 
 import json
+import re
 from typing import Any
 
 import jsonschema_rs
@@ -98,6 +99,12 @@ def test_every_operation_that_answers_with_json_has_an_example_that_its_schema_t
             assert list(content["examples"]) == [name]
             validator = jsonschema_rs.validator_for({**content["schema"], **components}, offline=True)
             validator.validate(content["examples"][name]["value"])
+
+
+def test_the_paragraphs_of_a_schemas_description_are_lines_and_none_is_indented_as_code_would_be(document):
+    texts = [schema["description"] for schema in document["components"]["schemas"].values() if "description" in schema]
+    assert any("\n\n" in text for text in texts)
+    assert [text for text in texts if re.search(r"\n[ \n]*[ ]|[^\n]\n[^\n]", text)] == []
 
 
 def test_every_schema_is_referred_to(document):
