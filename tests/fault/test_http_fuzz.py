@@ -1,7 +1,8 @@
 """C14: whatever comes over HTTP is answered as the document says, and never with a 5xx that it does not explain.
 
-Two fuzzers against a real service: one that knows the OpenAPI document and keeps or breaks its rules, and one that spoils the
-bytes of honest requests. At the end of the second one the books are balanced: what was acknowledged is there, and nothing else.
+Two fuzzers: one that knows the OpenAPI document and keeps or breaks its rules, against a real service and against the ASGI
+application under plain uvicorn; and one that spoils the bytes of honest requests. At the end of the second one the books are
+balanced: what was acknowledged is there, and nothing else.
 """
 
 import json
@@ -31,7 +32,7 @@ from tests.fault.campaign_size import sized
 from tests.fault.spoiled_bytes import ENVIRONMENT, Fuzzer
 from tests.support import report_program
 from tests.support.http import ok, until
-from tests.support.server import Server
+from tests.support.server import AsgiServer, Server
 
 pytestmark = pytest.mark.faults
 
@@ -110,14 +111,14 @@ CHECKS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory) -> Iterator[Server]:
+@pytest.fixture(scope="module", params=[Server, AsgiServer], ids=["lane", "asgi"])
+def server(request, tmp_path_factory) -> Iterator[Server]:
     environment = {
         "ESCROWMQ_WEBHOOK__ALLOWED_HOSTS": '["127.0.0.1"]',
         "ESCROWMQ_AUDIT__PROGRAM": json.dumps([sys.executable, report_program.__file__]),
         "ESCROWMQ_AUDIT__MAX_QUEUED": "1000000",
     }
-    with Server(tmp_path_factory.mktemp("fuzzed") / "data", dev=False, environment=environment) as running:
+    with request.param(tmp_path_factory.mktemp("fuzzed") / "data", dev=False, environment=environment) as running:
         with running.client() as api:
             for topic in ("orders", CHANGED, DELETED):
                 ok(api.post("/v1/topics", json={"topic": topic, "queues": 2}), 201)

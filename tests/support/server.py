@@ -144,5 +144,14 @@ class Server:
         return self.log_path.read_text("utf-8", "replace")
 
 
+class AsgiServer(Server):
+    """The ASGI application under plain uvicorn, without the service's own server."""
+
+    @property
+    def command(self) -> list[str]:
+        _, *arguments = super().command
+        return [sys.executable, "-m", "tests.support.asgi_program", *arguments]
+
+
 def _clean_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("ESCROWMQ_")}
