@@ -16,6 +16,7 @@ from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
 from storage.message import ORDERING_KEY, Durability, Message, QueueId, StoredMessage
 from tests.support.builders import message
+from tests.support.lives import one_life, run_lives
 from tests.support.simulation import ROOT, World
 
 ORDERS = QueueId("orders", 0)
@@ -195,17 +196,17 @@ def in_house(
     between: Callable[[SimulatedDisk], None] = lambda disk: None,
 ) -> SimulatedDisk:
     """Each life on the disk that the one before it left when it was killed, or the power went. `between`: done to it then."""
-    disk, wall_ms = SimulatedDisk(), 1_800_000_000_000
-    for number, life in enumerate(lives):
 
-        async def main(world: World, life: Life = life) -> None:
-            house = House(world, await world.open_store(options), given or rules())
-            await life(await house.start(queues=queues))
+    async def enter(world: World) -> House:
+        return await House(world, await world.open_store(options), given or rules()).start(queues=queues)
 
-        with World(disk, 1_000 * seed + number, wall_ms=wall_ms) as world:
-            assert world.run(main(world))
-            wall_ms = world.clock.wall_ms() + down_ms
-            randomness = world.randomness
-        disk = world.disk.after_power_cut(randomness) if cuts_power else world.disk.after_kill()
+    def leave(world: World) -> SimulatedDisk:
+        disk = world.disk.after_power_cut(world.randomness) if cuts_power else world.disk.after_kill()
         between(disk)
+        return disk
+
+    disk, _ = run_lives(lives, enter, down_ms=down_ms, seed=seed, leave=leave)
     return disk
+
+
+with_house = one_life(in_house)

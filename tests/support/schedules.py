@@ -12,6 +12,7 @@ from storage.local.options import LocalStoreOptions
 from storage.message import QueueId
 from storage.store import MessageStore
 from tests.support.builders import message
+from tests.support.lives import one_life, run_lives
 from tests.support.simulation import World
 
 ORDERS = QueueId("orders", 0)
@@ -79,14 +80,14 @@ async def a_house(world: World, *, options: LocalStoreOptions = OPTIONS, **given
 
 def in_house(*lives, down_ms: int = 1, between=lambda disk: None, **given) -> SimulatedDisk:
     """Each life on the disk that the one before it left when it was killed. `between`: done to the disk then."""
-    disk, wall_ms = SimulatedDisk(), 1_800_000_000_000
-    for number, life in enumerate(lives):
 
-        async def main(world: World, life=life) -> None:
-            await life(await a_house(world, **given))
-
-        with World(disk, number, wall_ms=wall_ms) as world:
-            world.call(main(world))
-        disk, wall_ms = world.disk.after_kill(), world.clock.wall_ms() + down_ms
+    def leave(world: World) -> SimulatedDisk:
+        disk = world.disk.after_kill()
         between(disk)
+        return disk
+
+    disk, _ = run_lives(lives, lambda world: a_house(world, **given), down_ms=down_ms, leave=leave)
     return disk
+
+
+with_house = one_life(in_house)

@@ -10,6 +10,7 @@ from storage.files.simulated import SimulatedDisk
 from storage.local.options import LocalStoreOptions
 from storage.message import QueueId
 from tests.support.builders import message
+from tests.support.lives import one_life
 from tests.support.simulation import World
 from txn.checkback_plan import CheckbackPolicy, HoldReason
 from txn.coordinator import Begin, TransactionCoordinator
@@ -87,42 +88,39 @@ async def assert_told_again(world: World, transactions: TransactionCoordinator, 
         await transactions.as_of("nobody", begun_ms)
 
 
-def test_every_state_that_was_can_be_looked_at_again():
-    async def life(world):
-        transactions = await coordinator(world)
-        transaction_id, known = await live_through(world, transactions)
-
-        assert [(found.answers, found.hold_reason) for found in known.values()][2] == (2, HoldReason.ANSWERS_EXHAUSTED)
-        await assert_told_again(world, transactions, transaction_id, known)
-
-    in_world(life)
-
-
-def test_the_past_of_a_transaction_that_memory_has_forgotten_is_told_too():
-    async def life(world):
-        transactions = await coordinator(world, decided_kept=1)
-        transaction_id, known = await live_through(world, transactions)
-        await transactions.commit(await begin(transactions, "m2"))
-        assert transactions.table.get(transaction_id) is None
-
-        await assert_told_again(world, transactions, transaction_id, known)
-
-    in_world(life)
-
-
-def test_looking_at_the_past_leaves_the_present_alone():
-    async def life(world):
-        transactions = await coordinator(world)
-        transaction_id, known = await live_through(world, transactions)
-
-        await transactions.as_of(transaction_id, min(known))
-
-        assert as_told(await transactions.get(transaction_id)) == known[max(known)]
-        assert (await transactions.commit(transaction_id)).replayed
-
-    in_world(life)
-
-
 def in_world(life) -> None:
     with World(SimulatedDisk(), 1) as world:
         world.call(life(world))
+
+
+with_world = one_life(in_world)
+
+
+@with_world()
+async def test_every_state_that_was_can_be_looked_at_again(world):
+    transactions = await coordinator(world)
+    transaction_id, known = await live_through(world, transactions)
+
+    assert [(found.answers, found.hold_reason) for found in known.values()][2] == (2, HoldReason.ANSWERS_EXHAUSTED)
+    await assert_told_again(world, transactions, transaction_id, known)
+
+
+@with_world()
+async def test_the_past_of_a_transaction_that_memory_has_forgotten_is_told_too(world):
+    transactions = await coordinator(world, decided_kept=1)
+    transaction_id, known = await live_through(world, transactions)
+    await transactions.commit(await begin(transactions, "m2"))
+    assert transactions.table.get(transaction_id) is None
+
+    await assert_told_again(world, transactions, transaction_id, known)
+
+
+@with_world()
+async def test_looking_at_the_past_leaves_the_present_alone(world):
+    transactions = await coordinator(world)
+    transaction_id, known = await live_through(world, transactions)
+
+    await transactions.as_of(transaction_id, min(known))
+
+    assert as_told(await transactions.get(transaction_id)) == known[max(known)]
+    assert (await transactions.commit(transaction_id)).replayed

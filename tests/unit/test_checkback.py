@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import msgspec
 
-from storage.files.simulated import SimulatedDisk
 from storage.local.options import LocalStoreOptions
 from storage.message import QueueId
 from storage.store import MessageStore
 from tests.support.builders import message
+from tests.support.lives import one_life, run_lives
 from tests.support.simulation import World
 from txn import half_message
 from txn.begin import Begin
@@ -95,19 +95,18 @@ class House:
 
 def in_house(*lives, producers: Producers, chance: float = 0.0) -> None:
     """Each life on the disk that the one before it left when it was killed."""
-    disk, wall_ms = SimulatedDisk(), 1_800_000_000_000
-    for number, life in enumerate(lives):
 
-        async def main(world: World, life=life) -> None:
-            store = await world.open_store(OPTIONS)
-            await store.create_topic("orders", queue_count=1)
-            coordinator = TransactionCoordinator(store, world.clock, world.identifiers, TransactionOptions())
-            await coordinator.start()
-            await life(House(world, store, producers, coordinator, chance))
+    async def enter(world: World) -> House:
+        store = await world.open_store(OPTIONS)
+        await store.create_topic("orders", queue_count=1)
+        coordinator = TransactionCoordinator(store, world.clock, world.identifiers, TransactionOptions())
+        await coordinator.start()
+        return House(world, store, producers, coordinator, chance)
 
-        with World(disk, number, wall_ms=wall_ms) as world:
-            world.call(main(world))
-        disk, wall_ms = world.disk.after_kill(), world.clock.wall_ms() + 1
+    run_lives(lives, enter)
+
+
+with_house = one_life(in_house)
 
 
 def gaps(producers: Producers) -> list[int]:
@@ -116,100 +115,79 @@ def gaps(producers: Producers) -> list[int]:
     return [later - earlier for earlier, later in pairwise(times)]
 
 
-def test_a_due_check_is_sent_and_its_answer_decides():
-    async def life(house):
-        transaction_id = await house.begin()
-        await house.run_for(90)
-        assert producers.asked == []
+@with_house(producers=Producers(COMMIT))
+async def test_a_due_check_is_sent_and_its_answer_decides(house):
+    transaction_id = await house.begin()
+    await house.run_for(90)
+    assert house.producers.asked == []
 
-        await house.run_for(50)
+    await house.run_for(50)
 
-        found = await house.look(transaction_id)
-        assert (found.state, found.resolved_by) == (TxnState.COMMITTED, Resolver.CHECK)
-        assert [check_id for _, check_id in producers.asked] == [f"chk_1_{transaction_id}"]
-
-    producers = Producers(COMMIT)
-    in_house(life, producers=producers)
+    found = await house.look(transaction_id)
+    assert (found.state, found.resolved_by) == (TxnState.COMMITTED, Resolver.CHECK)
+    assert [check_id for _, check_id in house.producers.asked] == [f"chk_1_{transaction_id}"]
 
 
-def test_unknown_is_counted_and_asked_again_under_a_new_id_until_it_is_held():
-    async def life(house):
-        transaction_id = await house.begin()
+@with_house(producers=Producers(UNKNOWN))
+async def test_unknown_is_counted_and_asked_again_under_a_new_id_until_it_is_held(house):
+    transaction_id = await house.begin()
 
-        await house.run_for(5_000)
+    await house.run_for(5_000)
 
-        found = await house.look(transaction_id)
-        assert (found.state, found.answers, found.hold_reason) == (TxnState.HELD, 3, "answers_exhausted")
-        assert [check_id for _, check_id in producers.asked] == [f"chk_{number}_{transaction_id}" for number in (1, 2, 3)]
-        assert all(200 <= gap <= 230 for gap in gaps(producers))
-
-    producers = Producers(UNKNOWN)
-    in_house(life, producers=producers)
+    found = await house.look(transaction_id)
+    assert (found.state, found.answers, found.hold_reason) == (TxnState.HELD, 3, "answers_exhausted")
+    assert [check_id for _, check_id in house.producers.asked] == [f"chk_{number}_{transaction_id}" for number in (1, 2, 3)]
+    assert all(200 <= gap <= 230 for gap in gaps(house.producers))
 
 
-def test_the_producer_says_when_it_wants_to_be_asked_again():
-    async def life(house):
-        await house.begin()
+@with_house(producers=Producers(UNKNOWN._replace(recheck_after_ms=1000, evidence={"row": "1"}), COMMIT))
+async def test_the_producer_says_when_it_wants_to_be_asked_again(house):
+    await house.begin()
 
-        await house.run_for(1_500)
+    await house.run_for(1_500)
 
-        (gap,) = gaps(producers)
-        assert 1_000 <= gap <= 1_030
-
-    producers = Producers(UNKNOWN._replace(recheck_after_ms=1_000, evidence={"row": "1"}), COMMIT)
-    in_house(life, producers=producers)
+    (gap,) = gaps(house.producers)
+    assert 1_000 <= gap <= 1_030
 
 
-def test_what_is_no_answer_is_asked_again_under_the_same_id_after_waits_that_double_and_is_never_counted():
-    async def life(house):
-        transaction_id = await house.begin()
+@with_house(producers=Producers(WRONG))
+async def test_what_is_no_answer_is_asked_again_under_the_same_id_after_waits_that_double_and_is_never_counted(house):
+    transaction_id = await house.begin()
 
-        await house.run_for(200_000)
+    await house.run_for(200_000)
 
-        assert len({check_id for _, check_id in producers.asked}) == 1
-        expected = [200, 400, 800, 1_600, 3_200, 6_400, 12_800, 25_600, 30_000, 30_000]
-        assert all(0 <= gap - wait <= 30 for gap, wait in zip(gaps(producers), expected, strict=False))
-        found = await house.look(transaction_id)
-        assert (found.state, found.answers, found.last_failure) == (TxnState.PREPARED, 0, "invalid: status 404")
-
-    producers = Producers(WRONG)
-    in_house(life, producers=producers)
+    assert len({check_id for _, check_id in house.producers.asked}) == 1
+    expected = [200, 400, 800, 1_600, 3_200, 6_400, 12_800, 25_600, 30_000, 30_000]
+    assert all(0 <= gap - wait <= 30 for gap, wait in zip(gaps(house.producers), expected, strict=False))
+    found = await house.look(transaction_id)
+    assert (found.state, found.answers, found.last_failure) == (TxnState.PREPARED, 0, "invalid: status 404")
 
 
-def test_chance_takes_a_little_off_each_wait():
-    async def life(house):
-        await house.begin()
+@with_house(producers=Producers(WRONG), chance=0.999)
+async def test_chance_takes_a_little_off_each_wait(house):
+    await house.begin()
 
-        await house.run_for(1_000)
+    await house.run_for(1_000)
 
-        assert 180 <= gaps(producers)[0] <= 199
-
-    producers = Producers(WRONG)
-    in_house(life, producers=producers, chance=0.999)
+    assert 180 <= gaps(house.producers)[0] <= 199
 
 
-def test_an_endpoint_that_asks_for_time_gets_it():
-    async def life(house):
-        await house.begin()
+@with_house(producers=Producers(DOWN._replace(retry_after_ms=5000), COMMIT))
+async def test_an_endpoint_that_asks_for_time_gets_it(house):
+    await house.begin()
 
-        await house.run_for(6_000)
+    await house.run_for(6_000)
 
-        assert 5_000 <= gaps(producers)[0] <= 5_030
-
-    producers = Producers(DOWN._replace(retry_after_ms=5_000), COMMIT)
-    in_house(life, producers=producers)
+    assert 5_000 <= gaps(house.producers)[0] <= 5_030
 
 
-def test_after_an_answer_the_waits_begin_anew():
-    async def life(house):
-        await house.begin()
+@with_house(producers=Producers(WRONG, WRONG, UNKNOWN, WRONG, COMMIT))
+async def test_after_an_answer_the_waits_begin_anew(house):
+    await house.begin()
 
-        await house.run_for(3_000)
+    await house.run_for(3_000)
 
-        assert [gap // 100 for gap in gaps(producers)] == [2, 4, 2, 2]
-
-    producers = Producers(WRONG, WRONG, UNKNOWN, WRONG, COMMIT)
-    in_house(life, producers=producers)
+    assert [gap // 100 for gap in gaps(house.producers)] == [2, 4, 2, 2]
 
 
 def test_one_that_nobody_answers_has_a_clock_of_its_own_which_a_restart_does_not_stop():
@@ -236,221 +214,182 @@ def test_one_that_nobody_answers_has_a_clock_of_its_own_which_a_restart_does_not
     in_house(life, after, producers=producers)
 
 
-def test_an_endpoint_that_is_gone_is_not_asked_again():
-    async def life(house):
-        transaction_id = await house.begin()
+@with_house(producers=Producers(Failed(Failure.UNREACHABLE, "status 410", is_gone=True), COMMIT))
+async def test_an_endpoint_that_is_gone_is_not_asked_again(house):
+    transaction_id = await house.begin()
 
-        await house.run_for(60_000)
+    await house.run_for(60_000)
 
-        assert len(producers.asked) == 1
-        assert producers.groups == {}
-        found = await house.look(transaction_id)
-        assert (found.state, found.last_failure) == (TxnState.PREPARED, "unreachable: status 410")
+    assert len(house.producers.asked) == 1
+    assert house.producers.groups == {}
+    found = await house.look(transaction_id)
+    assert (found.state, found.last_failure) == (TxnState.PREPARED, "unreachable: status 410")
 
-        producers.groups["shop"] = "elsewhere.example"
-        await house.run_for(1_000)
-        assert (await house.look(transaction_id)).state is TxnState.COMMITTED
+    house.producers.groups["shop"] = "elsewhere.example"
+    await house.run_for(1_000)
+    assert (await house.look(transaction_id)).state is TxnState.COMMITTED
 
-    producers = Producers(Failed(Failure.UNREACHABLE, "status 410", is_gone=True), COMMIT)
-    in_house(life, producers=producers)
 
+@with_house(producers=Producers(COMMIT))
+async def test_the_answer_to_a_check_of_a_decided_transaction_is_dropped(house):
+    decided, other = await house.begin(), await house.begin()
 
-def test_the_answer_to_a_check_of_a_decided_transaction_is_dropped():
-    async def life(house):
-        decided, other = await house.begin(), await house.begin()
+    async def decide(check):
+        if check.transaction.transaction_id == decided:
+            await house.coordinator.rollback(decided)
 
-        async def decide(check):
-            if check.transaction.transaction_id == decided:
-                await house.coordinator.rollback(decided)
+    house.producers.meanwhile = decide
+    await house.run_for(1_000)
 
-        producers.meanwhile = decide
-        await house.run_for(1_000)
+    found = await house.look(decided)
+    assert (found.state, found.resolved_by) == (TxnState.ROLLED_BACK, Resolver.PRODUCER)
+    assert (await house.look(other)).state is TxnState.COMMITTED
+    assert len(house.producers.asked) == 2
 
-        found = await house.look(decided)
-        assert (found.state, found.resolved_by) == (TxnState.ROLLED_BACK, Resolver.PRODUCER)
-        assert (await house.look(other)).state is TxnState.COMMITTED
-        assert len(producers.asked) == 2
 
-    producers = Producers(COMMIT)
-    in_house(life, producers=producers)
+@with_house(producers=Producers(COMMIT))
+async def test_a_transaction_that_is_decided_before_its_check_is_sent_is_not_asked_about(house):
+    transaction_id = await house.begin()
+    await asyncio.sleep(0.15)
+    await house.coordinator.run_once(house.world.clock.wall_ms())  # its check is open
+    await house.coordinator.commit(transaction_id)
 
+    await house.run_for(1_000)
 
-def test_a_transaction_that_is_decided_before_its_check_is_sent_is_not_asked_about():
-    async def life(house):
-        transaction_id = await house.begin()
-        await asyncio.sleep(0.15)
-        await house.coordinator.run_once(house.world.clock.wall_ms())  # its check is open
-        await house.coordinator.commit(transaction_id)
+    assert house.producers.asked == []
 
-        await house.run_for(1_000)
 
-        assert producers.asked == []
+@with_house(producers=Producers(COMMIT, takes_ms=2000))
+async def test_a_late_answer_decides_a_transaction_that_is_held_meanwhile(house):
+    transaction_id = await house.begin(policy=msgspec.structs.replace(SOON, unreachable_limit_ms=500))
+    await house.run_for(1_000)
+    assert (await house.look(transaction_id)).state is TxnState.HELD
 
-    producers = Producers(COMMIT)
-    in_house(life, producers=producers)
+    await house.run_for(1_500)
 
+    found = await house.look(transaction_id)
+    assert (found.state, found.resolved_by, found.is_late) == (TxnState.COMMITTED, Resolver.CHECK, True)
 
-def test_a_late_answer_decides_a_transaction_that_is_held_meanwhile():
-    async def life(house):
-        transaction_id = await house.begin(policy=msgspec.structs.replace(SOON, unreachable_limit_ms=500))
-        await house.run_for(1_000)
-        assert (await house.look(transaction_id)).state is TxnState.HELD
 
-        await house.run_for(1_500)
+@with_house(producers=Producers(COMMIT, concurrency=3, takes_ms=300))
+async def test_a_host_gets_no_more_checks_at_once_than_it_may_have_whichever_group_they_are_of(house):
+    house.producers.groups["mail"] = "shop.example"
+    begun = [await house.begin(group) for group in ("shop", "mail") * 10]
 
-        found = await house.look(transaction_id)
-        assert (found.state, found.resolved_by, found.is_late) == (TxnState.COMMITTED, Resolver.CHECK, True)
+    await house.run_for(10_000)
 
-    producers = Producers(COMMIT, takes_ms=2_000)
-    in_house(life, producers=producers)
+    assert house.producers.most_under_way == 3
+    assert len(house.producers.asked) == 20
+    assert {(await house.look(one)).state for one in begun} == {TxnState.COMMITTED}
 
 
-def test_a_host_gets_no_more_checks_at_once_than_it_may_have_whichever_group_they_are_of():
-    async def life(house):
-        producers.groups["mail"] = "shop.example"
-        begun = [await house.begin(group) for group in ("shop", "mail") * 10]
+@with_house(producers=Producers(COMMIT, concurrency=1, takes_ms=300))
+async def test_another_question_gets_the_next_room_at_its_host_although_checks_wait(house):
+    begun = [await house.begin() for _ in range(10)]
+    await house.run_for(150)
 
-        await house.run_for(10_000)
+    async def ask() -> Answered:
+        return Answered(TxnEvent.UNKNOWN, latency_ms=len(house.producers.asked) * 10 + house.producers.under_way)
 
-        assert producers.most_under_way == 3
-        assert len(producers.asked) == 20
-        assert {(await house.look(one)).state for one in begun} == {TxnState.COMMITTED}
+    outcome = await house.sender.ask_beside("shop", ask)
 
-    producers = Producers(COMMIT, concurrency=3, takes_ms=300)
-    in_house(life, producers=producers)
+    assert outcome.latency_ms == 10, "one check was under way, and has ended"
+    await house.run_for(10_000)
+    assert {(await house.look(one)).state for one in begun} == {TxnState.COMMITTED}
 
 
-def test_another_question_gets_the_next_room_at_its_host_although_checks_wait():
-    async def life(house):
-        begun = [await house.begin() for _ in range(10)]
-        await house.run_for(150)
+@with_house(producers=Producers(COMMIT, concurrency=1, takes_ms=300))
+async def test_asked_out_of_turn_a_check_is_one_of_those_that_its_host_may_have_at_once(house):
+    begun = [await house.begin() for _ in range(4)]
+    await house.run_for(150)
+    last = await house.look(begun[-1])
 
-        async def ask() -> Answered:
-            return Answered(TxnEvent.UNKNOWN, latency_ms=len(producers.asked) * 10 + producers.under_way)
+    asking = asyncio.ensure_future(house.sender.ask_now(check_now(last, 0), dry_run=False))
+    await house.run_for(2_000)
 
-        outcome = await house.sender.ask_beside("shop", ask)
+    assert isinstance(await asking, Answered)
+    assert house.producers.most_under_way == 1
+    assert last.state is TxnState.COMMITTED
+    assert [check_id for _, check_id in house.producers.asked][1] == f"chk_1_{begun[-1]}", "the next room was for who waited"
 
-        assert outcome.latency_ms == 10, "one check was under way, and has ended"
-        await house.run_for(10_000)
-        assert {(await house.look(one)).state for one in begun} == {TxnState.COMMITTED}
 
-    producers = Producers(COMMIT, concurrency=1, takes_ms=300)
-    in_house(life, producers=producers)
+@with_house(producers=Producers(DOWN))
+async def test_a_host_that_is_left_alone_is_not_asked_out_of_turn_either_and_nothing_is_noted(house):
+    begun = [await house.begin() for _ in range(20)]
+    await house.run_for(1_000)
+    assert house.sender.pause_ms("shop") > 0
+    young = await house.look(await house.begin())
+    asked = len(house.producers.asked)
 
+    outcome = await house.sender.ask_now(check_now(young, 0), dry_run=False)
 
-def test_asked_out_of_turn_a_check_is_one_of_those_that_its_host_may_have_at_once():
-    async def life(house):
-        begun = [await house.begin() for _ in range(4)]
-        await house.run_for(150)
-        last = await house.look(begun[-1])
+    assert isinstance(outcome, Failed)
+    assert outcome.why is Failure.UNREACHABLE
+    assert len(house.producers.asked) == asked
+    assert young.last_failure is None
+    assert (await house.look(begun[0])).last_failure is not None
 
-        asking = asyncio.ensure_future(house.sender.ask_now(check_now(last, 0), dry_run=False))
-        await house.run_for(2_000)
 
-        assert isinstance(await asking, Answered)
-        assert producers.most_under_way == 1
-        assert last.state is TxnState.COMMITTED
-        assert [check_id for _, check_id in producers.asked][1] == f"chk_1_{begun[-1]}", "the next room was for who waited"
+@with_house(producers=Producers(COMMIT, takes_ms=20000))
+async def test_a_stop_gives_up_what_is_asked_out_of_turn_and_says_so(house):
+    transaction = await house.look(await house.begin())
+    asking = asyncio.ensure_future(house.sender.ask_now(check_now(transaction, 0), dry_run=False))
+    await asyncio.sleep(0.01)
+    assert len(house.producers.asked) == 1
+    began = house.world.loop.now
 
-    producers = Producers(COMMIT, concurrency=1, takes_ms=300)
-    in_house(life, producers=producers)
+    house.sender.begin_stop()
+    outcome = await asking
 
+    assert house.world.loop.now == began
+    assert (outcome.why, outcome.detail) == (Failure.UNREACHABLE, "the service stops")
+    assert transaction.state is TxnState.PREPARED
 
-def test_a_host_that_is_left_alone_is_not_asked_out_of_turn_either_and_nothing_is_noted():
-    async def life(house):
-        begun = [await house.begin() for _ in range(20)]
-        await house.run_for(1_000)
-        assert house.sender.pause_ms("shop") > 0
-        young = await house.look(await house.begin())
-        asked = len(producers.asked)
 
-        outcome = await house.sender.ask_now(check_now(young, 0), dry_run=False)
+@with_house(producers=Producers(COMMIT, takes_ms=3600000))
+async def test_a_host_that_hangs_holds_up_no_other(house):
+    house.producers.groups["mail"] = "mail.example"
+    for _ in range(10):
+        await house.begin("shop")
+    await house.run_for(500)
+    house.producers.takes_ms = 0
 
-        assert isinstance(outcome, Failed)
-        assert outcome.why is Failure.UNREACHABLE
-        assert len(producers.asked) == asked
-        assert young.last_failure is None
-        assert (await house.look(begun[0])).last_failure is not None
+    transaction_id = await house.begin("mail")
+    await house.run_for(500)
 
-    producers = Producers(DOWN)
-    in_house(life, producers=producers)
+    assert (await house.look(transaction_id)).state is TxnState.COMMITTED
+    await house.sender.stop()
 
 
-def test_a_stop_gives_up_what_is_asked_out_of_turn_and_says_so():
-    async def life(house):
-        transaction = await house.look(await house.begin())
-        asking = asyncio.ensure_future(house.sender.ask_now(check_now(transaction, 0), dry_run=False))
-        await asyncio.sleep(0.01)
-        assert len(producers.asked) == 1
-        began = house.world.loop.now
+@with_house(producers=Producers(DOWN, takes_ms=10))
+async def test_a_host_that_is_down_is_left_alone_by_the_checks_of_others_too_and_found_again(house):
+    begun = [await house.begin() for _ in range(100)]
 
-        house.sender.begin_stop()
-        outcome = await asking
+    await house.run_for(900)
+    assert 10 <= len(house.producers.asked) <= 14, "the circuit is open"
 
-        assert house.world.loop.now == began
-        assert (outcome.why, outcome.detail) == (Failure.UNREACHABLE, "the service stops")
-        assert transaction.state is TxnState.PREPARED
+    house.producers.outcomes = [COMMIT]
+    await house.run_for(60_000)
+    assert {(await house.look(one)).state for one in begun} == {TxnState.COMMITTED}
 
-    producers = Producers(COMMIT, takes_ms=20_000)
-    in_house(life, producers=producers)
 
+@with_house(producers=Producers(COMMIT))
+async def test_the_checks_of_a_group_that_is_not_asked_are_left_for_those_who_come(house):
+    transaction_id = await house.begin("polled")
+    await house.run_for(1_000)
 
-def test_a_host_that_hangs_holds_up_no_other():
-    async def life(house):
-        producers.groups["mail"] = "mail.example"
-        for _ in range(10):
-            await house.begin("shop")
-        await house.run_for(500)
-        producers.takes_ms = 0
+    (check,) = await house.coordinator.receive_checks("polled", max_checks=5, lease_ms=1_000, wait_ms=0)
 
-        transaction_id = await house.begin("mail")
-        await house.run_for(500)
+    assert (check.transaction.transaction_id, house.producers.asked) == (transaction_id, [])
 
-        assert (await house.look(transaction_id)).state is TxnState.COMMITTED
-        await house.sender.stop()
 
-    producers = Producers(COMMIT, takes_ms=3_600_000)
-    in_house(life, producers=producers)
+@with_house(producers=Producers(COMMIT, takes_ms=60000))
+async def test_a_check_that_is_under_way_is_nobody_elses(house):
+    await house.begin()
+    await house.run_for(500)
 
-
-def test_a_host_that_is_down_is_left_alone_by_the_checks_of_others_too_and_found_again():
-    async def life(house):
-        begun = [await house.begin() for _ in range(100)]
-
-        await house.run_for(900)
-        assert 10 <= len(producers.asked) <= 14, "the circuit is open"
-
-        producers.outcomes = [COMMIT]
-        await house.run_for(60_000)
-        assert {(await house.look(one)).state for one in begun} == {TxnState.COMMITTED}
-
-    producers = Producers(DOWN, takes_ms=10)
-    in_house(life, producers=producers)
-
-
-def test_the_checks_of_a_group_that_is_not_asked_are_left_for_those_who_come():
-    async def life(house):
-        transaction_id = await house.begin("polled")
-        await house.run_for(1_000)
-
-        (check,) = await house.coordinator.receive_checks("polled", max_checks=5, lease_ms=1_000, wait_ms=0)
-
-        assert (check.transaction.transaction_id, producers.asked) == (transaction_id, [])
-
-    producers = Producers(COMMIT)
-    in_house(life, producers=producers)
-
-
-def test_a_check_that_is_under_way_is_nobody_elses():
-    async def life(house):
-        await house.begin()
-        await house.run_for(500)
-
-        assert await house.coordinator.receive_checks("shop", max_checks=5, lease_ms=1_000, wait_ms=0) == []
-        await house.sender.stop()
-
-    producers = Producers(COMMIT, takes_ms=60_000)
-    in_house(life, producers=producers)
+    assert await house.coordinator.receive_checks("shop", max_checks=5, lease_ms=1_000, wait_ms=0) == []
+    await house.sender.stop()
 
 
 def test_a_stop_gives_up_what_is_under_way_and_the_next_start_asks_again_under_the_same_id():
@@ -478,22 +417,19 @@ def test_a_stop_gives_up_what_is_under_way_and_the_next_start_asks_again_under_t
     in_house(life, after, producers=producers)
 
 
-def test_a_bug_in_one_try_ends_neither_the_loop_nor_the_check():
-    async def life(house):
-        transaction_id = await house.begin()
+@with_house(producers=Producers(COMMIT))
+async def test_a_bug_in_one_try_ends_neither_the_loop_nor_the_check(house):
+    transaction_id = await house.begin()
 
-        async def stumble(check):
-            producers.meanwhile = None
-            raise ValueError("a bug")
+    async def stumble(check):
+        house.producers.meanwhile = None
+        raise ValueError("a bug")
 
-        producers.meanwhile = stumble
-        await house.run_for(1_000)
+    house.producers.meanwhile = stumble
+    await house.run_for(1_000)
 
-        assert (await house.look(transaction_id)).state is TxnState.COMMITTED
-        assert len(producers.asked) == 2
-
-    producers = Producers(COMMIT)
-    in_house(life, producers=producers)
+    assert (await house.look(transaction_id)).state is TxnState.COMMITTED
+    assert len(house.producers.asked) == 2
 
 
 def test_a_transaction_whose_checks_cannot_be_ended_is_set_aside_and_keeps_no_other():

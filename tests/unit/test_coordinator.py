@@ -20,6 +20,7 @@ from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.message import Durability, Message, QueueId, TransactionBits
 from storage.store import MessageStore
 from tests.support.builders import message
+from tests.support.lives import one_life, run_lives
 from tests.support.simulation import World
 from txn.begin import Begin
 from txn.checkback_plan import CheckbackPolicy, OnExhausted
@@ -85,16 +86,11 @@ async def a_house(world: World, *, options: LocalStoreOptions = OPTIONS, **given
 
 def in_house(*lives, **given) -> SimulatedDisk:
     """Each life on the disk that the one before it left when it was killed."""
-    disk, wall_ms = SimulatedDisk(), 1_800_000_000_000
-    for number, life in enumerate(lives):
-
-        async def main(world: World, life=life) -> None:
-            await life(await a_house(world, **given))
-
-        with World(disk, number, wall_ms=wall_ms) as world:
-            world.call(main(world))
-        disk, wall_ms = world.disk.after_kill(), world.clock.wall_ms() + 1
+    disk, _ = run_lives(lives, lambda world: a_house(world, **given))
     return disk
+
+
+with_house = one_life(in_house)
 
 
 # ------------------------------------------------------------------------------------------------------ begin and decide
@@ -128,303 +124,267 @@ def test_a_clock_that_was_once_a_year_ahead_puts_off_no_check_of_what_is_begun_w
     in_house(poisoned, *([checked] if restart == "killed" else []))
 
 
-def test_a_half_message_is_seen_by_nobody_before_the_commit_and_by_all_after():
-    async def life(house):
-        transaction_id = await house.begin(
-            message(b"order", queue=ORDERS, message_id="m1", key="8812", tag="created", properties={"a": "b"}),
-            message(b"email", queue=EMAILS, message_id="m2"),
-        )
-        assert await house.bodies(ORDERS) == await house.bodies(EMAILS) == []
+@with_house()
+async def test_a_half_message_is_seen_by_nobody_before_the_commit_and_by_all_after(house):
+    transaction_id = await house.begin(
+        message(b"order", queue=ORDERS, message_id="m1", key="8812", tag="created", properties={"a": "b"}),
+        message(b"email", queue=EMAILS, message_id="m2"),
+    )
+    assert await house.bodies(ORDERS) == await house.bodies(EMAILS) == []
 
-        outcome = await house.coordinator.commit(transaction_id)
+    outcome = await house.coordinator.commit(transaction_id)
 
-        assert not outcome.replayed
-        (order,) = await house.store.read(ORDERS, 0, **EVERYTHING)
-        (email,) = await house.store.read(EMAILS, 0, **EVERYTHING)
-        assert (order.message_id, order.body, order.key, order.tag, order.properties) == (
-            "m1",
-            b"order",
-            "8812",
-            "created",
-            {"a": "b"},
-        )
-        assert email.body == b"email"
-        assert [one.final_offset for one in outcome.transaction.messages] == [0, 0]
-
-    in_house(life)
+    assert not outcome.replayed
+    (order,) = await house.store.read(ORDERS, 0, **EVERYTHING)
+    (email,) = await house.store.read(EMAILS, 0, **EVERYTHING)
+    assert (order.message_id, order.body, order.key, order.tag, order.properties) == (
+        "m1",
+        b"order",
+        "8812",
+        "created",
+        {"a": "b"},
+    )
+    assert email.body == b"email"
+    assert [one.final_offset for one in outcome.transaction.messages] == [0, 0]
 
 
-def test_a_final_record_carries_the_commit_bits_and_the_place_of_its_half():
-    async def life(house):
-        await house.begin()
-        transaction_id = await house.begin(message(b"second", queue=ORDERS, message_id="m2"))
-        await house.coordinator.commit(transaction_id)
+@with_house()
+async def test_a_final_record_carries_the_commit_bits_and_the_place_of_its_half(house):
+    await house.begin()
+    transaction_id = await house.begin(message(b"second", queue=ORDERS, message_id="m2"))
+    await house.coordinator.commit(transaction_id)
 
-        (final,) = await house.store.read(ORDERS, 0, **EVERYTHING)
-        half = (await house.store.read(HALF_QUEUE, 1, **EVERYTHING))[0]
-        assert final.transaction is TransactionBits.COMMIT
-        assert final.prepared_log_offset == half.log_offset
-        assert half.transaction is TransactionBits.NONE
-        assert half.system["REAL_TOPIC"] == "orders"
-        assert half.system["REAL_QID"] == "0"
-        assert half.system["PGROUP"] == "shop"
-        assert half.system["TRAN_MSG"] == "true"
-        assert half.system["__transactionId__"] == final.system["__transactionId__"] == transaction_id
-
-    in_house(life)
+    (final,) = await house.store.read(ORDERS, 0, **EVERYTHING)
+    half = (await house.store.read(HALF_QUEUE, 1, **EVERYTHING))[0]
+    assert final.transaction is TransactionBits.COMMIT
+    assert final.prepared_log_offset == half.log_offset
+    assert half.transaction is TransactionBits.NONE
+    assert half.system["REAL_TOPIC"] == "orders"
+    assert half.system["REAL_QID"] == "0"
+    assert half.system["PGROUP"] == "shop"
+    assert half.system["TRAN_MSG"] == "true"
+    assert half.system["__transactionId__"] == final.system["__transactionId__"] == transaction_id
 
 
-def test_a_decision_is_one_op_message_that_says_what_was_decided():
-    async def life(house):
-        await house.begin()
-        transaction_id = await house.begin(
-            message(queue=ORDERS, message_id="m2"), message(queue=EMAILS, message_id="m3")
-        )  # fmt: skip
-        await house.coordinator.rollback(transaction_id, reason="payment refused")
+@with_house()
+async def test_a_decision_is_one_op_message_that_says_what_was_decided(house):
+    await house.begin()
+    transaction_id = await house.begin(
+        message(queue=ORDERS, message_id="m2"), message(queue=EMAILS, message_id="m3")
+    )  # fmt: skip
+    await house.coordinator.rollback(transaction_id, reason="payment refused")
 
-        (op,) = await house.store.read(OP_QUEUE, 0, **EVERYTHING)
-        assert (op.body, op.tag) == (b"1,2,", "d")
-        read = read_op(op)
-        assert (read.transaction_id, read.state, read.resolved_by, read.reason) == (
-            transaction_id,
-            TxnState.ROLLED_BACK,
-            Resolver.PRODUCER,
-            "payment refused",
-        )
-
-    in_house(life)
+    (op,) = await house.store.read(OP_QUEUE, 0, **EVERYTHING)
+    assert (op.body, op.tag) == (b"1,2,", "d")
+    read = read_op(op)
+    assert (read.transaction_id, read.state, read.resolved_by, read.reason) == (
+        transaction_id,
+        TxnState.ROLLED_BACK,
+        Resolver.PRODUCER,
+        "payment refused",
+    )
 
 
-def test_the_first_decision_wins_and_the_same_one_again_is_a_replay():
-    async def life(house):
-        committed, rolled_back = await house.begin(), await house.begin(message(queue=ORDERS, message_id="m2"))
-        await house.coordinator.commit(committed)
-        await house.coordinator.rollback(rolled_back)
+@with_house()
+async def test_the_first_decision_wins_and_the_same_one_again_is_a_replay(house):
+    committed, rolled_back = await house.begin(), await house.begin(message(queue=ORDERS, message_id="m2"))
+    await house.coordinator.commit(committed)
+    await house.coordinator.rollback(rolled_back)
 
-        assert (await house.coordinator.commit(committed)).replayed
-        assert (await house.coordinator.rollback(rolled_back)).replayed
-        with pytest.raises(TransactionConflict) as caught:
-            await house.coordinator.rollback(committed)
-        assert (caught.value.state, caught.value.resolved_by) == ("committed", "producer")
-        with pytest.raises(TransactionConflict):
-            await house.coordinator.commit(rolled_back)
-        with pytest.raises(UnknownTransaction):
-            await house.coordinator.commit("txn_unknown")
-        assert len(await house.bodies()) == 1
-
-    in_house(life)
+    assert (await house.coordinator.commit(committed)).replayed
+    assert (await house.coordinator.rollback(rolled_back)).replayed
+    with pytest.raises(TransactionConflict) as caught:
+        await house.coordinator.rollback(committed)
+    assert (caught.value.state, caught.value.resolved_by) == ("committed", "producer")
+    with pytest.raises(TransactionConflict):
+        await house.coordinator.commit(rolled_back)
+    with pytest.raises(UnknownTransaction):
+        await house.coordinator.commit("txn_unknown")
+    assert len(await house.bodies()) == 1
 
 
-def test_of_many_decisions_at_once_exactly_one_is_made():
-    async def life(house):
-        transaction_id = await house.begin()
-        decide = [house.coordinator.commit, house.coordinator.rollback]
-        answers = await asyncio.gather(*[decide[n % 2](transaction_id) for n in range(20)], return_exceptions=True)
+@with_house()
+async def test_of_many_decisions_at_once_exactly_one_is_made(house):
+    transaction_id = await house.begin()
+    decide = [house.coordinator.commit, house.coordinator.rollback]
+    answers = await asyncio.gather(*[decide[n % 2](transaction_id) for n in range(20)], return_exceptions=True)
 
-        made = [answer for answer in answers if not isinstance(answer, BaseException)]
-        assert [outcome.replayed for outcome in made].count(False) == 1
-        assert len({outcome.transaction.state for outcome in made}) == 1
-        assert all(isinstance(answer, TransactionConflict) for answer in answers if isinstance(answer, BaseException))
-        assert (await house.store.offsets(OP_QUEUE)).end == 1
-        assert len(await house.bodies()) == (1 if made[0].transaction.state is TxnState.COMMITTED else 0)
-
-    in_house(life)
+    made = [answer for answer in answers if not isinstance(answer, BaseException)]
+    assert [outcome.replayed for outcome in made].count(False) == 1
+    assert len({outcome.transaction.state for outcome in made}) == 1
+    assert all(isinstance(answer, TransactionConflict) for answer in answers if isinstance(answer, BaseException))
+    assert (await house.store.offsets(OP_QUEUE)).end == 1
+    assert len(await house.bodies()) == (1 if made[0].transaction.state is TxnState.COMMITTED else 0)
 
 
-def test_a_decision_goes_on_when_the_one_who_asked_for_it_has_gone():
-    async def life(house):
-        transaction_id = await house.begin()
-        asking = asyncio.ensure_future(house.coordinator.commit(transaction_id))
-        await asyncio.sleep(0)
-        asking.cancel()
-        await house.coordinator.drain()
+@with_house()
+async def test_a_decision_goes_on_when_the_one_who_asked_for_it_has_gone(house):
+    transaction_id = await house.begin()
+    asking = asyncio.ensure_future(house.coordinator.commit(transaction_id))
+    await asyncio.sleep(0)
+    asking.cancel()
+    await house.coordinator.drain()
 
-        assert await house.state(transaction_id) is TxnState.COMMITTED
-        assert len(await house.bodies()) == 1
-
-    in_house(life)
+    assert await house.state(transaction_id) is TxnState.COMMITTED
+    assert len(await house.bodies()) == 1
 
 
-def test_by_interval_a_decision_is_durable_when_it_is_answered():
-    async def life(house):
-        transaction_id = await house.begin()
-        await house.coordinator.commit(transaction_id)
+@with_house(options=replace(OPTIONS, flush=FlushPolicy.INTERVAL, flush_interval_ms=60_000))
+async def test_by_interval_a_decision_is_durable_when_it_is_answered(house):
+    transaction_id = await house.begin()
+    await house.coordinator.commit(transaction_id)
 
-        (final,) = await house.store.read(ORDERS, 0, **EVERYTHING)
-        assert house.store.is_durable(final.log_offset)
-
-    in_house(life, options=replace(OPTIONS, flush=FlushPolicy.INTERVAL, flush_interval_ms=60_000))
+    (final,) = await house.store.read(ORDERS, 0, **EVERYTHING)
+    assert house.store.is_durable(final.log_offset)
 
 
 # ----------------------------------------------------------------------------------------------------------- repeatable
 
 
-def test_a_begin_with_the_same_key_is_the_same_transaction_as_it_is_now():
-    async def life(house):
-        first = await house.begin(idempotency_key="order-1", idempotency_print="print")
-        await house.coordinator.commit(first)
-        request = Begin((message(queue=ORDERS, message_id="m9"),), "shop", SOON, None, None, "order-1", "print")
+@with_house()
+async def test_a_begin_with_the_same_key_is_the_same_transaction_as_it_is_now(house):
+    first = await house.begin(idempotency_key="order-1", idempotency_print="print")
+    await house.coordinator.commit(first)
+    request = Begin((message(queue=ORDERS, message_id="m9"),), "shop", SOON, None, None, "order-1", "print")
 
-        again = await house.coordinator.begin(request)
+    again = await house.coordinator.begin(request)
 
-        assert again.replayed
-        assert again.transaction.transaction_id == first
-        assert again.transaction.state is TxnState.COMMITTED
-        with pytest.raises(IdempotencyKeyReused):
-            await house.coordinator.begin(request._replace(idempotency_print="another"))
-        assert (await house.store.offsets(HALF_QUEUE)).end == 1
-
-    in_house(life)
+    assert again.replayed
+    assert again.transaction.transaction_id == first
+    assert again.transaction.state is TxnState.COMMITTED
+    with pytest.raises(IdempotencyKeyReused):
+        await house.coordinator.begin(request._replace(idempotency_print="another"))
+    assert (await house.store.offsets(HALF_QUEUE)).end == 1
 
 
-def test_a_begin_whose_key_is_under_way_is_told_so():
-    async def life(house):
-        request = Begin((message(queue=ORDERS, message_id="m1"),), "shop", SOON, None, None, "order-1", "print")
-        answers = await asyncio.gather(*[house.coordinator.begin(request) for _ in range(3)], return_exceptions=True)
+@with_house()
+async def test_a_begin_whose_key_is_under_way_is_told_so(house):
+    request = Begin((message(queue=ORDERS, message_id="m1"),), "shop", SOON, None, None, "order-1", "print")
+    answers = await asyncio.gather(*[house.coordinator.begin(request) for _ in range(3)], return_exceptions=True)
 
-        assert [isinstance(answer, IdempotencyInProgress) for answer in answers] == [False, True, True]
-
-    in_house(life)
+    assert [isinstance(answer, IdempotencyInProgress) for answer in answers] == [False, True, True]
 
 
-def test_a_key_counts_no_longer_than_its_window():
-    async def life(house):
-        first = await house.begin(idempotency_key="order-1", idempotency_print="print")
-        await asyncio.sleep(2)
-        second = await house.begin(message(queue=ORDERS, message_id="m2"), idempotency_key="order-1", idempotency_print="x")
+@with_house(dedup_window_ms=1_000)
+async def test_a_key_counts_no_longer_than_its_window(house):
+    first = await house.begin(idempotency_key="order-1", idempotency_print="print")
+    await asyncio.sleep(2)
+    second = await house.begin(message(queue=ORDERS, message_id="m2"), idempotency_key="order-1", idempotency_print="x")
 
-        assert second != first
-
-    in_house(life, dedup_window_ms=1_000)
+    assert second != first
 
 
-def test_an_id_of_the_callers_own_is_taken_once():
-    async def life(house):
-        assert await house.begin(transaction_id="order-8812") == "order-8812"
-        with pytest.raises(TransactionExists):
-            await house.begin(transaction_id="order-8812")
-        answers = await asyncio.gather(*[house.begin(transaction_id="twin") for _ in range(2)], return_exceptions=True)
-        assert isinstance(answers[1], TransactionExists)
-
-    in_house(life)
+@with_house()
+async def test_an_id_of_the_callers_own_is_taken_once(house):
+    assert await house.begin(transaction_id="order-8812") == "order-8812"
+    with pytest.raises(TransactionExists):
+        await house.begin(transaction_id="order-8812")
+    answers = await asyncio.gather(*[house.begin(transaction_id="twin") for _ in range(2)], return_exceptions=True)
+    assert isinstance(answers[1], TransactionExists)
 
 
-def test_no_more_transactions_are_open_than_allowed_and_deciding_makes_room():
-    async def life(house):
-        first = await house.begin()
-        await house.begin(message(queue=ORDERS, message_id="m2"))
-        with pytest.raises(TooManyOpenTransactions):
-            await house.begin(message(queue=ORDERS, message_id="m3"))
-
-        await house.coordinator.rollback(first)
-
+@with_house(max_open=2)
+async def test_no_more_transactions_are_open_than_allowed_and_deciding_makes_room(house):
+    first = await house.begin()
+    await house.begin(message(queue=ORDERS, message_id="m2"))
+    with pytest.raises(TooManyOpenTransactions):
         await house.begin(message(queue=ORDERS, message_id="m3"))
 
-    in_house(life, max_open=2)
+    await house.coordinator.rollback(first)
+
+    await house.begin(message(queue=ORDERS, message_id="m3"))
 
 
 # ------------------------------------------------------------------------------------------------------------- checkback
 
 
-def test_the_first_check_comes_after_the_grace_and_the_next_after_the_interval():
-    async def life(house):
-        await house.begin()
-        assert await house.checks() == []
-        await asyncio.sleep(0.1)
-        (check,) = await house.checks()
-        await house.coordinator.answer_check("shop", check.check_id, TxnEvent.UNKNOWN)
-        assert await house.checks() == []
-        await asyncio.sleep(0.2)
+@with_house()
+async def test_the_first_check_comes_after_the_grace_and_the_next_after_the_interval(house):
+    await house.begin()
+    assert await house.checks() == []
+    await asyncio.sleep(0.1)
+    (check,) = await house.checks()
+    await house.coordinator.answer_check("shop", check.check_id, TxnEvent.UNKNOWN)
+    assert await house.checks() == []
+    await asyncio.sleep(0.2)
 
-        (second,) = await house.checks()
+    (second,) = await house.checks()
 
-        assert second.check_id != check.check_id
-        assert second.transaction.answers == 1
-
-    in_house(life)
+    assert second.check_id != check.check_id
+    assert second.transaction.answers == 1
 
 
-def test_a_waiting_producer_gets_a_check_as_soon_as_it_is_due():
-    async def life(house):
-        waiting = asyncio.ensure_future(
-            house.coordinator.receive_checks("shop", max_checks=10, lease_ms=1_000, wait_ms=20_000)
-        )  # fmt: skip
-        await house.begin()
-        await asyncio.sleep(0.15)
-        await house.sweep()
+@with_house()
+async def test_a_waiting_producer_gets_a_check_as_soon_as_it_is_due(house):
+    waiting = asyncio.ensure_future(
+        house.coordinator.receive_checks("shop", max_checks=10, lease_ms=1_000, wait_ms=20_000)
+    )  # fmt: skip
+    await house.begin()
+    await asyncio.sleep(0.15)
+    await house.sweep()
 
-        assert len(await waiting) == 1
-
-    in_house(life)
+    assert len(await waiting) == 1
 
 
-def test_a_check_that_is_not_answered_in_time_comes_again_under_the_same_id_and_costs_nothing():
-    async def life(house):
-        transaction_id = await house.begin()
-        await asyncio.sleep(0.1)
-        (first,) = await house.checks(lease_ms=500)
-        assert await house.checks() == []
-        await asyncio.sleep(0.6)
+@with_house()
+async def test_a_check_that_is_not_answered_in_time_comes_again_under_the_same_id_and_costs_nothing(house):
+    transaction_id = await house.begin()
+    await asyncio.sleep(0.1)
+    (first,) = await house.checks(lease_ms=500)
+    assert await house.checks() == []
+    await asyncio.sleep(0.6)
 
-        (again,) = await house.checks()
+    (again,) = await house.checks()
 
-        assert again.check_id == first.check_id
-        assert (await house.coordinator.get(transaction_id)).answers == 0
-
-    in_house(life)
+    assert again.check_id == first.check_id
+    assert (await house.coordinator.get(transaction_id)).answers == 0
 
 
-def test_an_answer_decides_and_says_who_decided():
-    async def life(house):
-        committed = await house.begin()
-        await asyncio.sleep(0.1)
-        answered = await house.answer(TxnEvent.COMMIT)
-        assert (answered.state, answered.resolved_by) == (TxnState.COMMITTED, Resolver.CHECK)
-        assert len(await house.bodies()) == 1
+@with_house()
+async def test_an_answer_decides_and_says_who_decided(house):
+    committed = await house.begin()
+    await asyncio.sleep(0.1)
+    answered = await house.answer(TxnEvent.COMMIT)
+    assert (answered.state, answered.resolved_by) == (TxnState.COMMITTED, Resolver.CHECK)
+    assert len(await house.bodies()) == 1
 
-        await house.begin(message(queue=ORDERS, message_id="m2"))
-        await asyncio.sleep(0.1)
-        assert (await house.answer(TxnEvent.ROLLBACK)).state is TxnState.ROLLED_BACK
-        assert len(await house.bodies()) == 1
-        assert await house.state(committed) is TxnState.COMMITTED
-
-    in_house(life)
+    await house.begin(message(queue=ORDERS, message_id="m2"))
+    await asyncio.sleep(0.1)
+    assert (await house.answer(TxnEvent.ROLLBACK)).state is TxnState.ROLLED_BACK
+    assert len(await house.bodies()) == 1
+    assert await house.state(committed) is TxnState.COMMITTED
 
 
-def test_an_answer_counts_once_and_a_later_one_may_still_decide():
-    async def life(house):
-        transaction_id = await house.begin()
-        await asyncio.sleep(0.1)
-        (check,) = await house.checks()
-        answer = house.coordinator.answer_check
+@with_house()
+async def test_an_answer_counts_once_and_a_later_one_may_still_decide(house):
+    transaction_id = await house.begin()
+    await asyncio.sleep(0.1)
+    (check,) = await house.checks()
+    answer = house.coordinator.answer_check
 
-        answers = await asyncio.gather(*[answer("shop", check.check_id, TxnEvent.UNKNOWN) for _ in range(5)])
+    answers = await asyncio.gather(*[answer("shop", check.check_id, TxnEvent.UNKNOWN) for _ in range(5)])
 
-        assert {one.answers for one in answers} == {1}
-        assert (await answer("shop", check.check_id, TxnEvent.COMMIT)).state is TxnState.COMMITTED
-        assert (await answer("shop", check.check_id, TxnEvent.COMMIT)).state is TxnState.COMMITTED
-        with pytest.raises(TransactionConflict):
-            await answer("shop", check.check_id, TxnEvent.ROLLBACK)
-        with pytest.raises(TransactionConflict):
-            await answer("shop", check.check_id, TxnEvent.UNKNOWN)
-        assert await house.state(transaction_id) is TxnState.COMMITTED
-
-    in_house(life)
+    assert {one.answers for one in answers} == {1}
+    assert (await answer("shop", check.check_id, TxnEvent.COMMIT)).state is TxnState.COMMITTED
+    assert (await answer("shop", check.check_id, TxnEvent.COMMIT)).state is TxnState.COMMITTED
+    with pytest.raises(TransactionConflict):
+        await answer("shop", check.check_id, TxnEvent.ROLLBACK)
+    with pytest.raises(TransactionConflict):
+        await answer("shop", check.check_id, TxnEvent.UNKNOWN)
+    assert await house.state(transaction_id) is TxnState.COMMITTED
 
 
 @pytest.mark.parametrize(
     "check_id", ["chk_", "chk_x_txn", "chk_1_unknown", "chk_0_mine", "chk_2_mine", "x", "chk_1_", "chk_99999999999999_mine"]
 )
-def test_an_answer_to_a_check_that_is_none_is_refused(check_id):
-    async def life(house):
-        await house.begin(transaction_id="mine")
-        await asyncio.sleep(0.1)
-        assert len(await house.checks()) == 1
+@with_house()
+async def test_an_answer_to_a_check_that_is_none_is_refused(house, check_id):
+    await house.begin(transaction_id="mine")
+    await asyncio.sleep(0.1)
+    assert len(await house.checks()) == 1
 
-        with pytest.raises(CheckNotOpen):
-            await house.coordinator.answer_check("shop", check_id, TxnEvent.COMMIT)
-
-    in_house(life)
+    with pytest.raises(CheckNotOpen):
+        await house.coordinator.answer_check("shop", check_id, TxnEvent.COMMIT)
 
 
 async def assert_not_open(house: House, check_id: str) -> None:
@@ -433,46 +393,40 @@ async def assert_not_open(house: House, check_id: str) -> None:
             await house.coordinator.answer_check("shop", check_id, decision)
 
 
-def test_a_check_that_was_never_asked_cannot_be_answered_and_nobody_burns_the_budget_with_made_up_ids():
-    async def life(house):
-        await house.begin(transaction_id="mine")
-        await assert_not_open(house, "chk_1_mine")
-        for answered in range(1, 4):
-            await asyncio.sleep(0.21)
-            assert (await house.answer(TxnEvent.UNKNOWN)).answers == answered
-            await assert_not_open(house, f"chk_{answered + 1}_mine")
+@with_house()
+async def test_a_check_that_was_never_asked_cannot_be_answered_and_nobody_burns_the_budget_with_made_up_ids(house):
+    await house.begin(transaction_id="mine")
+    await assert_not_open(house, "chk_1_mine")
+    for answered in range(1, 4):
+        await asyncio.sleep(0.21)
+        assert (await house.answer(TxnEvent.UNKNOWN)).answers == answered
+        await assert_not_open(house, f"chk_{answered + 1}_mine")
 
-        assert await house.state("mine") is TxnState.HELD
-        await asyncio.sleep(60)
-        await assert_not_open(house, "chk_4_mine")
-
-    in_house(life)
+    assert await house.state("mine") is TxnState.HELD
+    await asyncio.sleep(60)
+    await assert_not_open(house, "chk_4_mine")
 
 
-def test_no_check_of_a_transaction_that_was_decided_before_it_was_due_can_be_answered():
-    async def life(house):
-        await house.begin(transaction_id="mine")
-        await house.coordinator.commit("mine")
-        await asyncio.sleep(1)
+@with_house()
+async def test_no_check_of_a_transaction_that_was_decided_before_it_was_due_can_be_answered(house):
+    await house.begin(transaction_id="mine")
+    await house.coordinator.commit("mine")
+    await asyncio.sleep(1)
 
-        await assert_not_open(house, "chk_1_mine")
-
-    in_house(life)
+    await assert_not_open(house, "chk_1_mine")
 
 
-def test_a_check_that_a_clock_once_ahead_made_due_can_be_answered_after_its_producer_has_decided():
-    async def life(house):
-        await house.begin(transaction_id="mine")
-        house.world.clock.jump(86_400_000)
-        (check,) = await house.checks()
-        house.world.clock.jump(-86_400_000)
-        await house.coordinator.commit("mine")
+@with_house()
+async def test_a_check_that_a_clock_once_ahead_made_due_can_be_answered_after_its_producer_has_decided(house):
+    await house.begin(transaction_id="mine")
+    house.world.clock.jump(86_400_000)
+    (check,) = await house.checks()
+    house.world.clock.jump(-86_400_000)
+    await house.coordinator.commit("mine")
 
-        found = await house.coordinator.answer_check("shop", check.check_id, TxnEvent.COMMIT)
+    found = await house.coordinator.answer_check("shop", check.check_id, TxnEvent.COMMIT)
 
-        assert found.state is TxnState.COMMITTED
-
-    in_house(life)
+    assert found.state is TxnState.COMMITTED
 
 
 def test_what_a_check_has_decided_may_be_said_again_although_it_was_asked_before_it_was_due():
@@ -488,16 +442,14 @@ def test_what_a_check_has_decided_may_be_said_again_although_it_was_asked_before
     in_house(life, again)
 
 
-def test_another_group_is_neither_asked_nor_heard():
-    async def life(house):
-        await house.begin()
-        await asyncio.sleep(0.1)
-        assert await house.checks("other") == []
-        (check,) = await house.checks()
-        with pytest.raises(CheckNotOpen):
-            await house.coordinator.answer_check("other", check.check_id, TxnEvent.COMMIT)
-
-    in_house(life)
+@with_house()
+async def test_another_group_is_neither_asked_nor_heard(house):
+    await house.begin()
+    await asyncio.sleep(0.1)
+    assert await house.checks("other") == []
+    (check,) = await house.checks()
+    with pytest.raises(CheckNotOpen):
+        await house.coordinator.answer_check("other", check.check_id, TxnEvent.COMMIT)
 
 
 async def _exhaust(house: House, **fields) -> None:
@@ -506,59 +458,53 @@ async def _exhaust(house: House, **fields) -> None:
         await house.answer(TxnEvent.UNKNOWN, **fields)
 
 
-def test_after_so_many_answered_unknowns_a_transaction_is_held_and_nobody_is_asked():
-    async def life(house):
-        transaction_id = await house.begin()
+@with_house()
+async def test_after_so_many_answered_unknowns_a_transaction_is_held_and_nobody_is_asked(house):
+    transaction_id = await house.begin()
 
-        await _exhaust(house)
+    await _exhaust(house)
 
-        held = await house.coordinator.get(transaction_id)
-        assert (held.state, held.answers, held.hold_reason) == (TxnState.HELD, 3, "answers_exhausted")
-        await asyncio.sleep(60)
-        assert await house.checks() == []
-        assert (await house.store.offsets(HELD_QUEUE)).end == 1
-        assert await house.bodies() == []
-
-    in_house(life)
+    held = await house.coordinator.get(transaction_id)
+    assert (held.state, held.answers, held.hold_reason) == (TxnState.HELD, 3, "answers_exhausted")
+    await asyncio.sleep(60)
+    assert await house.checks() == []
+    assert (await house.store.offsets(HELD_QUEUE)).end == 1
+    assert await house.bodies() == []
 
 
-def test_nobody_reached_for_too_long_holds_too_and_uses_no_budget():
-    async def life(house):
-        transaction_id = await house.begin()
-        await asyncio.sleep(0.1)
-        await house.sweep()
-        await asyncio.sleep(4.9)
-        await house.sweep()
-        assert await house.state(transaction_id) is TxnState.PREPARED
-        await asyncio.sleep(0.2)
+@with_house()
+async def test_nobody_reached_for_too_long_holds_too_and_uses_no_budget(house):
+    transaction_id = await house.begin()
+    await asyncio.sleep(0.1)
+    await house.sweep()
+    await asyncio.sleep(4.9)
+    await house.sweep()
+    assert await house.state(transaction_id) is TxnState.PREPARED
+    await asyncio.sleep(0.2)
 
-        await house.sweep()
+    await house.sweep()
 
-        held = await house.coordinator.get(transaction_id)
-        assert (held.state, held.answers, held.hold_reason) == (TxnState.HELD, 0, "unreachable")
-
-    in_house(life)
+    held = await house.coordinator.get(transaction_id)
+    assert (held.state, held.answers, held.hold_reason) == (TxnState.HELD, 0, "unreachable")
 
 
-def test_what_is_given_up_at_one_moment_is_held_together_and_no_poll_does_it():
-    async def life(house):
-        for n in range(300):
-            await house.begin(message(queue=ORDERS, message_id=f"m{n}"))
-        await house.sweep()
-        await asyncio.sleep(0.2)
-        await house.sweep()
-        await asyncio.sleep(5.1)
+@with_house()
+async def test_what_is_given_up_at_one_moment_is_held_together_and_no_poll_does_it(house):
+    for n in range(300):
+        await house.begin(message(queue=ORDERS, message_id=f"m{n}"))
+    await house.sweep()
+    await asyncio.sleep(0.2)
+    await house.sweep()
+    await asyncio.sleep(5.1)
 
-        began = house.world.loop.now
-        assert await house.checks("another") == []
-        assert house.coordinator.table.held_count == 0
-        assert house.world.loop.now == began, "a poll waits for no disk"
-        await house.sweep()
+    began = house.world.loop.now
+    assert await house.checks("another") == []
+    assert house.coordinator.table.held_count == 0
+    assert house.world.loop.now == began, "a poll waits for no disk"
+    await house.sweep()
 
-        assert house.coordinator.table.held_count == 300
-        assert house.world.loop.now - began < 0.2, "300 synced one after another take 0.7 s"
-
-    in_house(life)
+    assert house.coordinator.table.held_count == 300
+    assert house.world.loop.now - began < 0.2, "300 synced one after another take 0.7 s"
 
 
 def test_while_the_service_is_down_nobody_is_asked_and_nothing_is_given_up_for_it():
@@ -588,173 +534,153 @@ def test_while_the_service_is_down_nobody_is_asked_and_nothing_is_given_up_for_i
     in_house(before, after)
 
 
-def test_a_held_transaction_can_be_decided_and_is_late_then():
-    async def life(house):
-        transaction_id = await house.begin()
-        await _exhaust(house)
+@with_house()
+async def test_a_held_transaction_can_be_decided_and_is_late_then(house):
+    transaction_id = await house.begin()
+    await _exhaust(house)
 
-        await house.coordinator.commit(transaction_id, by=Resolver.OPERATOR, reason="INC-311")
+    await house.coordinator.commit(transaction_id, by=Resolver.OPERATOR, reason="INC-311")
 
-        decided = await house.coordinator.get(transaction_id)
-        assert (decided.state, decided.resolved_by, decided.reason, decided.is_late) == (
-            TxnState.COMMITTED,
-            Resolver.OPERATOR,
-            "INC-311",
-            True,
-        )
-        assert len(await house.bodies()) == 1
-
-    in_house(life)
+    decided = await house.coordinator.get(transaction_id)
+    assert (decided.state, decided.resolved_by, decided.reason, decided.is_late) == (
+        TxnState.COMMITTED,
+        Resolver.OPERATOR,
+        "INC-311",
+        True,
+    )
+    assert len(await house.bodies()) == 1
 
 
-def test_a_held_transaction_that_is_resumed_is_asked_again_from_the_beginning():
-    async def life(house):
-        transaction_id = await house.begin()
-        await _exhaust(house)
+@with_house()
+async def test_a_held_transaction_that_is_resumed_is_asked_again_from_the_beginning(house):
+    transaction_id = await house.begin()
+    await _exhaust(house)
 
-        resumed = await house.coordinator.resume(transaction_id)
+    resumed = await house.coordinator.resume(transaction_id)
 
-        assert (resumed.state, resumed.answers, resumed.hold_reason) == (TxnState.PREPARED, 0, None)
-        (check,) = await house.checks()
-        assert check.transaction.transaction_id == transaction_id
-        assert (await house.coordinator.answer_check("shop", check.check_id, TxnEvent.UNKNOWN)).answers == 1
-        assert (await house.coordinator.resume(transaction_id)).answers == 1  # a prepared one stays as it is
-        await house.coordinator.commit(transaction_id)
-        with pytest.raises(TransactionConflict):
-            await house.coordinator.resume(transaction_id)
-
-    in_house(life)
+    assert (resumed.state, resumed.answers, resumed.hold_reason) == (TxnState.PREPARED, 0, None)
+    (check,) = await house.checks()
+    assert check.transaction.transaction_id == transaction_id
+    assert (await house.coordinator.answer_check("shop", check.check_id, TxnEvent.UNKNOWN)).answers == 1
+    assert (await house.coordinator.resume(transaction_id)).answers == 1  # a prepared one stays as it is
+    await house.coordinator.commit(transaction_id)
+    with pytest.raises(TransactionConflict):
+        await house.coordinator.resume(transaction_id)
 
 
-def test_where_it_was_asked_for_exhaustion_rolls_back_instead():
-    async def life(house):
-        policy = CheckbackPolicy(first_after_ms=100, interval_ms=200, max_answers=3, on_exhausted=OnExhausted.ROLLBACK)
-        transaction_id = await house.begin(policy=policy)
+@with_house()
+async def test_where_it_was_asked_for_exhaustion_rolls_back_instead(house):
+    policy = CheckbackPolicy(first_after_ms=100, interval_ms=200, max_answers=3, on_exhausted=OnExhausted.ROLLBACK)
+    transaction_id = await house.begin(policy=policy)
 
-        await _exhaust(house)
+    await _exhaust(house)
 
-        decided = await house.coordinator.get(transaction_id)
-        assert (decided.state, decided.resolved_by, decided.was_held) == (TxnState.ROLLED_BACK, Resolver.POLICY, False)
-
-    in_house(life)
+    decided = await house.coordinator.get(transaction_id)
+    assert (decided.state, decided.resolved_by, decided.was_held) == (TxnState.ROLLED_BACK, Resolver.POLICY, False)
 
 
-def test_a_producer_may_say_when_to_ask_again():
-    async def life(house):
-        await house.begin()
-        await asyncio.sleep(0.1)
-        await house.answer(TxnEvent.UNKNOWN, recheck_after_ms=5_000)
-        await asyncio.sleep(4.9)
-        assert await house.checks() == []
-        await asyncio.sleep(0.2)
-        assert len(await house.checks()) == 1
-
-    in_house(life)
+@with_house()
+async def test_a_producer_may_say_when_to_ask_again(house):
+    await house.begin()
+    await asyncio.sleep(0.1)
+    await house.answer(TxnEvent.UNKNOWN, recheck_after_ms=5_000)
+    await asyncio.sleep(4.9)
+    assert await house.checks() == []
+    await asyncio.sleep(0.2)
+    assert len(await house.checks()) == 1
 
 
-def test_a_decision_takes_its_open_check_away():
-    async def life(house):
-        transaction_id = await house.begin()
-        await asyncio.sleep(0.1)
-        await house.sweep()
+@with_house()
+async def test_a_decision_takes_its_open_check_away(house):
+    transaction_id = await house.begin()
+    await asyncio.sleep(0.1)
+    await house.sweep()
+    await house.coordinator.rollback(transaction_id)
+
+    assert await house.checks() == []
+
+
+@with_house()
+async def test_what_is_decided_leaves_nothing_behind_that_is_to_be_looked_at(house):
+    begun = [await house.begin(message(queue=ORDERS, message_id=f"m{n}")) for n in range(300)]
+    await asyncio.sleep(0.2)
+    leased = await house.coordinator.receive_checks("shop", max_checks=200, lease_ms=43_200_000, wait_ms=0)
+    assert len(leased) == 200
+    for transaction_id in begun:
         await house.coordinator.rollback(transaction_id)
 
-        assert await house.checks() == []
-
-    in_house(life)
-
-
-def test_what_is_decided_leaves_nothing_behind_that_is_to_be_looked_at():
-    async def life(house):
-        begun = [await house.begin(message(queue=ORDERS, message_id=f"m{n}")) for n in range(300)]
-        await asyncio.sleep(0.2)
-        leased = await house.coordinator.receive_checks("shop", max_checks=200, lease_ms=43_200_000, wait_ms=0)
-        assert len(leased) == 200
-        for transaction_id in begun:
-            await house.coordinator.rollback(transaction_id)
-
-        assert len(house.coordinator.table._due) <= 64
-        assert len(house.coordinator._journal.checks._leases) <= 64
-
-    in_house(life)
+    assert len(house.coordinator.table._due) <= 64
+    assert len(house.coordinator._journal.checks._leases) <= 64
 
 
-def test_a_transaction_that_is_asked_for_long_is_looked_at_no_more_often_for_it():
-    async def life(house):
-        policy = CheckbackPolicy(first_after_ms=100, interval_ms=200, max_answers=1_000)
-        await house.begin(policy=policy)
-        for _ in range(200):
-            await asyncio.sleep(0.21)
-            await house.answer(TxnEvent.UNKNOWN)
-
-        assert len(house.coordinator.table._due) <= 66
+@with_house()
+async def test_a_transaction_that_is_asked_for_long_is_looked_at_no_more_often_for_it(house):
+    policy = CheckbackPolicy(first_after_ms=100, interval_ms=200, max_answers=1_000)
+    await house.begin(policy=policy)
+    for _ in range(200):
         await asyncio.sleep(0.21)
-        assert len(await house.checks()) == 1, "and is asked again"
-
-    in_house(life)
-
-
-def test_who_made_a_decision_is_told_once_whichever_way_it_came():
-    async def life(house):
-        policy = CheckbackPolicy(first_after_ms=100, interval_ms=200, max_answers=1, on_exhausted=OnExhausted.ROLLBACK)
-        await house.coordinator.commit(await house.begin(transaction_id="a"))
-        await house.coordinator.commit("a")
-        await house.begin(message(queue=ORDERS, message_id="m2"), policy=policy)
-        await asyncio.sleep(0.11)
         await house.answer(TxnEvent.UNKNOWN)
-        await house.begin(message(queue=ORDERS, message_id="m3"))
-        await asyncio.sleep(0.11)
-        await house.answer(TxnEvent.ROLLBACK)
 
-        assert house.decided == [("committed", "producer"), ("rolled_back", "policy"), ("rolled_back", "check")]
-
-    in_house(life)
+    assert len(house.coordinator.table._due) <= 66
+    await asyncio.sleep(0.21)
+    assert len(await house.checks()) == 1, "and is asked again"
 
 
-def test_the_history_tells_when_a_polled_check_was_handed_out_and_what_came_with_each_answer():
-    async def life(house):
-        await house.begin(transaction_id="mine")
-        await asyncio.sleep(0.15)
-        (check,) = await house.checks()
-        await asyncio.sleep(0.02)
-        await house.coordinator.answer_check("shop", check.check_id, TxnEvent.UNKNOWN, evidence={"row": "none"})
-        await asyncio.sleep(0.25)
-        (check,) = await house.checks()
-        await asyncio.sleep(0.02)
-        await house.coordinator.answer_check("shop", check.check_id, TxnEvent.COMMIT, evidence={"row": "8812"})
+@with_house()
+async def test_who_made_a_decision_is_told_once_whichever_way_it_came(house):
+    policy = CheckbackPolicy(first_after_ms=100, interval_ms=200, max_answers=1, on_exhausted=OnExhausted.ROLLBACK)
+    await house.coordinator.commit(await house.begin(transaction_id="a"))
+    await house.coordinator.commit("a")
+    await house.begin(message(queue=ORDERS, message_id="m2"), policy=policy)
+    await asyncio.sleep(0.11)
+    await house.answer(TxnEvent.UNKNOWN)
+    await house.begin(message(queue=ORDERS, message_id="m3"))
+    await asyncio.sleep(0.11)
+    await house.answer(TxnEvent.ROLLBACK)
 
-        told = await house.coordinator.history("mine")
-
-        assert [event.event for event in told] == [
-            *("half_stored", "check_sent", "check_answered", "check_sent", "check_answered", "committed")
-        ]
-        sent, unknown, sent_again, commit = told[1:5]
-        assert [(one.attempt, one.via) for one in (sent, sent_again)] == [(1, "poll"), (1, "poll")]
-        assert (unknown.decision, unknown.evidence) == ("unknown", {"row": "none"})
-        assert (commit.decision, commit.evidence) == ("commit", {"row": "8812"})
-        assert 20 <= unknown.at_ms - sent.at_ms <= 30
-        assert 20 <= commit.at_ms - sent_again.at_ms <= 30
-
-    in_house(life)
+    assert house.decided == [("committed", "producer"), ("rolled_back", "policy"), ("rolled_back", "check")]
 
 
-def test_who_waits_for_a_decision_is_told_at_once():
-    async def life(house):
-        transaction_id = await house.begin()
-        waiting = asyncio.ensure_future(
-            house.coordinator.wait_until_not_prepared(transaction_id, timeout_ms=20_000)
-        )  # fmt: skip
-        await asyncio.sleep(1)
-        begun = house.world.loop.now
-        await house.coordinator.commit(transaction_id)
-        await waiting
-        assert house.world.loop.now - begun < 1
+@with_house()
+async def test_the_history_tells_when_a_polled_check_was_handed_out_and_what_came_with_each_answer(house):
+    await house.begin(transaction_id="mine")
+    await asyncio.sleep(0.15)
+    (check,) = await house.checks()
+    await asyncio.sleep(0.02)
+    await house.coordinator.answer_check("shop", check.check_id, TxnEvent.UNKNOWN, evidence={"row": "none"})
+    await asyncio.sleep(0.25)
+    (check,) = await house.checks()
+    await asyncio.sleep(0.02)
+    await house.coordinator.answer_check("shop", check.check_id, TxnEvent.COMMIT, evidence={"row": "8812"})
 
-        other = await house.begin(message(queue=ORDERS, message_id="m2"))
-        await house.coordinator.wait_until_not_prepared(other, timeout_ms=50)
-        assert await house.state(other) is TxnState.PREPARED
+    told = await house.coordinator.history("mine")
 
-    in_house(life)
+    assert [event.event for event in told] == [
+        *("half_stored", "check_sent", "check_answered", "check_sent", "check_answered", "committed")
+    ]
+    sent, unknown, sent_again, commit = told[1:5]
+    assert [(one.attempt, one.via) for one in (sent, sent_again)] == [(1, "poll"), (1, "poll")]
+    assert (unknown.decision, unknown.evidence) == ("unknown", {"row": "none"})
+    assert (commit.decision, commit.evidence) == ("commit", {"row": "8812"})
+    assert 20 <= unknown.at_ms - sent.at_ms <= 30
+    assert 20 <= commit.at_ms - sent_again.at_ms <= 30
+
+
+@with_house()
+async def test_who_waits_for_a_decision_is_told_at_once(house):
+    transaction_id = await house.begin()
+    waiting = asyncio.ensure_future(
+        house.coordinator.wait_until_not_prepared(transaction_id, timeout_ms=20_000)
+    )  # fmt: skip
+    await asyncio.sleep(1)
+    begun = house.world.loop.now
+    await house.coordinator.commit(transaction_id)
+    await waiting
+    assert house.world.loop.now - begun < 1
+
+    other = await house.begin(message(queue=ORDERS, message_id="m2"))
+    await house.coordinator.wait_until_not_prepared(other, timeout_ms=50)
+    assert await house.state(other) is TxnState.PREPARED
 
 
 # ----------------------------------------------------------------------------------------------------- nothing is forgotten
@@ -895,11 +821,9 @@ async def assert_as_before(house, known: dict[str, dict]) -> None:
         await coordinator.get("never-begun")
 
 
-def test_a_decided_transaction_that_memory_has_forgotten_is_found_in_the_log():
-    async def life(house):
-        await assert_as_before(house, await three_forgotten(house))
-
-    in_house(life, decided_kept=1)
+@with_house(decided_kept=1)
+async def test_a_decided_transaction_that_memory_has_forgotten_is_found_in_the_log(house):
+    await assert_as_before(house, await three_forgotten(house))
 
 
 def test_a_decided_transaction_that_memory_has_forgotten_is_found_after_a_restart_too():
@@ -918,97 +842,84 @@ def test_a_decided_transaction_that_memory_has_forgotten_is_found_after_a_restar
     in_house(life, again, decided_kept=1)
 
 
-def test_a_forgotten_idempotency_key_counts_no_longer_than_a_known_one():
-    async def life(house):
-        again = {"idempotency_key": "key", "idempotency_print": "print"}
-        first = await house.begin(**again)
-        await house.coordinator.commit(first)
-        await house.begin(message(queue=ORDERS, message_id="m2"), transaction_id="other")
-        await house.coordinator.commit("other")
-        assert house.coordinator.table.get(first) is None
+@with_house(decided_kept=1, dedup_window_ms=1_000)
+async def test_a_forgotten_idempotency_key_counts_no_longer_than_a_known_one(house):
+    again = {"idempotency_key": "key", "idempotency_print": "print"}
+    first = await house.begin(**again)
+    await house.coordinator.commit(first)
+    await house.begin(message(queue=ORDERS, message_id="m2"), transaction_id="other")
+    await house.coordinator.commit("other")
+    assert house.coordinator.table.get(first) is None
 
-        await asyncio.sleep(1.001)
+    await asyncio.sleep(1.001)
 
-        assert await house.begin(**again) != first
-
-    in_house(life, decided_kept=1, dedup_window_ms=1_000)
+    assert await house.begin(**again) != first
 
 
-def test_of_two_forgotten_begins_with_one_key_the_later_one_counts_though_the_other_was_decided_last():
-    async def life(house):
-        again = {"idempotency_key": "key", "idempotency_print": "print"}
-        first = await house.begin(**again)
-        await asyncio.sleep(1.001)
-        second = await house.begin(message(queue=ORDERS, message_id="m2"), **again)
-        await house.coordinator.commit(second)
-        await house.coordinator.commit(first)
-        await house.begin(message(queue=ORDERS, message_id="m3"), transaction_id="other")
-        await house.coordinator.commit("other")
-        assert house.coordinator.table.get(second) is None
+@with_house(decided_kept=1, dedup_window_ms=1_000)
+async def test_of_two_forgotten_begins_with_one_key_the_later_one_counts_though_the_other_was_decided_last(house):
+    again = {"idempotency_key": "key", "idempotency_print": "print"}
+    first = await house.begin(**again)
+    await asyncio.sleep(1.001)
+    second = await house.begin(message(queue=ORDERS, message_id="m2"), **again)
+    await house.coordinator.commit(second)
+    await house.coordinator.commit(first)
+    await house.begin(message(queue=ORDERS, message_id="m3"), transaction_id="other")
+    await house.coordinator.commit("other")
+    assert house.coordinator.table.get(second) is None
 
-        assert await house.begin(**again) == second
-
-    in_house(life, decided_kept=1, dedup_window_ms=1_000)
+    assert await house.begin(**again) == second
 
 
-def test_two_begins_of_one_id_at_once_are_one_transaction_while_the_log_is_asked():
-    async def life(house):
-        await three_forgotten(house)
-        results = await asyncio.gather(*[house.begin(transaction_id="twice") for _ in range(3)], return_exceptions=True)
+@with_house(decided_kept=1)
+async def test_two_begins_of_one_id_at_once_are_one_transaction_while_the_log_is_asked(house):
+    await three_forgotten(house)
+    results = await asyncio.gather(*[house.begin(transaction_id="twice") for _ in range(3)], return_exceptions=True)
 
-        assert sorted(type(result).__name__ for result in results) == ["TransactionExists", "TransactionExists", "str"]
-
-    in_house(life, decided_kept=1)
+    assert sorted(type(result).__name__ for result in results) == ["TransactionExists", "TransactionExists", "str"]
 
 
-def test_a_commit_waits_for_halves_whose_sync_takes_long():
+@with_house()
+async def test_a_commit_waits_for_halves_whose_sync_takes_long(house):
     """A begin is answered after the engine's limit even if the sync is not done; its messages cannot be read yet then."""
-
-    async def life(house):
-        begun = await house.store.append(
-            [message(queue=HALF_QUEUE, message_id="h", system={"REAL_TOPIC": "orders", "REAL_QID": "0"})],
-            durability=Durability.BUFFERED,
-        )
-        assert not begun[0].durable
-        assert (await house.store.offsets(HALF_QUEUE)).end == 0
-        assert await house.store.wait_for_arrival(HALF_QUEUE, 0, timeout_ms=1_000)
-
-    in_house(life)
+    begun = await house.store.append(
+        [message(queue=HALF_QUEUE, message_id="h", system={"REAL_TOPIC": "orders", "REAL_QID": "0"})],
+        durability=Durability.BUFFERED,
+    )
+    assert not begun[0].durable
+    assert (await house.store.offsets(HALF_QUEUE)).end == 0
+    assert await house.store.wait_for_arrival(HALF_QUEUE, 0, timeout_ms=1_000)
 
 
-def test_check_events_are_in_the_log():
-    async def life(house):
-        await house.begin()
-        await _exhaust(house, evidence={"row": "order_outbox:8812"})
-        events = await house.store.read(CHECK_QUEUE, 0, **EVERYTHING)
-        assert len(events) == 4
-        assert b'"row":"order_outbox:8812"' in events[0].body
-
-    in_house(life)
+@with_house()
+async def test_check_events_are_in_the_log(house):
+    await house.begin()
+    await _exhaust(house, evidence={"row": "order_outbox:8812"})
+    events = await house.store.read(CHECK_QUEUE, 0, **EVERYTHING)
+    assert len(events) == 4
+    assert b'"row":"order_outbox:8812"' in events[0].body
 
 
-def test_a_list_that_passes_over_many_leaves_room_for_others_between_and_finds_the_same():
-    async def life(house):
-        for number in range(20_000):
-            half = TxnMessage(f"m-{number}", ORDERS, None, number)
-            group = "rare" if number % 5_000 == 4_999 else "shop"
-            begun = Transaction(f"txn-{number}", group, (half,), SOON, prepared_at_ms=0, next_check_at_ms=1 << 60)
-            house.coordinator.table.add(begun)
+@with_house()
+async def test_a_list_that_passes_over_many_leaves_room_for_others_between_and_finds_the_same(house):
+    for number in range(20_000):
+        half = TxnMessage(f"m-{number}", ORDERS, None, number)
+        group = "rare" if number % 5_000 == 4_999 else "shop"
+        begun = Transaction(f"txn-{number}", group, (half,), SOON, prepared_at_ms=0, next_check_at_ms=1 << 60)
+        house.coordinator.table.add(begun)
 
-        def is_rare(transaction: Transaction) -> bool:
-            return transaction.producer_group == "rare"
+    def is_rare(transaction: Transaction) -> bool:
+        return transaction.producer_group == "rare"
 
-        async def found(most: int, after: int = -1) -> list[str]:
-            states = frozenset({TxnState.PREPARED})
-            listed = await house.coordinator.search(after=after, states=states, wanted=is_rare, most=most)
-            return [one.transaction_id for one in listed]
+    async def found(most: int, after: int = -1) -> list[str]:
+        states = frozenset({TxnState.PREPARED})
+        listed = await house.coordinator.search(after=after, states=states, wanted=is_rare, most=most)
+        return [one.transaction_id for one in listed]
 
-        began = house.world.loop.turns
-        assert await found(10) == ["txn-4999", "txn-9999", "txn-14999", "txn-19999"]
-        assert house.world.loop.turns - began >= 15
-        assert await found(2, after=4_999) == ["txn-9999", "txn-14999"]
-
-    in_house(life)
+    began = house.world.loop.turns
+    assert await found(10) == ["txn-4999", "txn-9999", "txn-14999", "txn-19999"]
+    assert house.world.loop.turns - began >= 15
+    assert await found(2, after=4_999) == ["txn-9999", "txn-14999"]
 
 
 def test_what_is_due_all_at_once_leaves_room_for_others_between():
@@ -1038,22 +949,20 @@ def test_what_is_due_all_at_once_leaves_room_for_others_between():
     in_house(life)
 
 
-def test_a_sweep_that_is_given_up_in_the_middle_forgets_nobody():
-    async def life(house):
-        count = 3_000
-        policy = CheckbackPolicy(first_after_ms=0, max_answers=1)
-        for number in range(count):
-            half = TxnMessage(f"m-{number}", ORDERS, None, number)
-            begun = Transaction(f"txn-{number}", "shop", (half,), policy, prepared_at_ms=0, next_check_at_ms=0, answers=1)
-            house.coordinator.table.add(begun)
+@with_house()
+async def test_a_sweep_that_is_given_up_in_the_middle_forgets_nobody(house):
+    count = 3_000
+    policy = CheckbackPolicy(first_after_ms=0, max_answers=1)
+    for number in range(count):
+        half = TxnMessage(f"m-{number}", ORDERS, None, number)
+        begun = Transaction(f"txn-{number}", "shop", (half,), policy, prepared_at_ms=0, next_check_at_ms=0, answers=1)
+        house.coordinator.table.add(begun)
 
-        sweep = asyncio.ensure_future(house.sweep())
-        await asyncio.sleep(0)
-        sweep.cancel()
-        await asyncio.wait([sweep])
-        await house.sweep()
+    sweep = asyncio.ensure_future(house.sweep())
+    await asyncio.sleep(0)
+    sweep.cancel()
+    await asyncio.wait([sweep])
+    await house.sweep()
 
-        assert sweep.cancelled()
-        assert house.coordinator.table.held_count == count
-
-    in_house(life)
+    assert sweep.cancelled()
+    assert house.coordinator.table.held_count == count

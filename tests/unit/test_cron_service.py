@@ -23,6 +23,7 @@ from storage.files.simulated import SimulatedDisk
 from storage.local.options import LocalStoreOptions
 from storage.message import Message, QueueId
 from storage.store import MessageStore, Snapshot
+from tests.support.lives import one_life, run_lives
 from tests.support.simulation import World
 
 ORDERS = QueueId("orders", 0)
@@ -105,65 +106,59 @@ class House:
 
 def in_house(*lives, down_ms: int = 1, disk: SimulatedDisk | None = None, registry: Registry | None = None, **options: int):
     """Each life on the disk that the one before it left when it was killed, and with the same registry."""
-    disk, wall_ms, registry = disk or SimulatedDisk(), BEGIN_MS, registry or Registry()
-    for number, life in enumerate(lives):
+    registry = registry or Registry()
 
-        async def main(world: World, life=life) -> None:
-            store = await world.open_store(OPTIONS)
-            await store.create_topic("orders", queue_count=1)
-            house = House(world, store, registry, **options)
-            await house.service.start()
-            await life(house)
+    async def enter(world: World) -> House:
+        store = await world.open_store(OPTIONS)
+        await store.create_topic("orders", queue_count=1)
+        house = House(world, store, registry, **options)
+        await house.service.start()
+        return house
 
-        with World(disk, number, wall_ms=wall_ms) as world:
-            world.call(main(world))
-        disk, wall_ms = world.disk.after_kill(), world.clock.wall_ms() + down_ms
+    run_lives(lives, enter, disk=disk, begin_ms=BEGIN_MS, down_ms=down_ms)
+
+
+with_house = one_life(in_house)
 
 
 # --------------------------------------------------------------------------------------------------------------- firing
 
 
-def test_a_schedule_fires_at_each_of_its_times_and_not_before():
-    async def life(house):
-        await house.make("a")
-        assert await house.run(59_990) == []
+@with_house()
+async def test_a_schedule_fires_at_each_of_its_times_and_not_before(house):
+    await house.make("a")
+    assert await house.run(59_990) == []
 
-        assert await house.run(10) == ["a 60"]
-        assert await house.run(1_000) == ["a 60"]
-        assert await house.run(60_000) == ["a 60", "a 120"]
-
-    in_house(life)
+    assert await house.run(10) == ["a 60"]
+    assert await house.run(1_000) == ["a 60"]
+    assert await house.run(60_000) == ["a 60", "a 120"]
 
 
-def test_a_firing_and_its_mark_are_one_append():
-    async def life(house):
-        await house.make("a")
-        await house.run(MINUTE)
+@with_house()
+async def test_a_firing_and_its_mark_are_one_append(house):
+    await house.make("a")
+    await house.run(MINUTE)
 
-        (sent,) = await house.store.read(ORDERS, 0, **EVERYTHING)
-        (mark,) = await house.store.read(CRON_QUEUE, 0, **EVERYTHING)
-        fired = Fired(schedule_id="a", settled_ms=BEGIN_MS + MINUTE, message_id=sent.message_id)
-        assert cron_schedule.read_mark(mark) == fired
-        assert (sent.stored_at_ms, sent.log_offset < mark.log_offset) == (mark.stored_at_ms, True)
-        ((found, at_ms),) = await house.service.recent("a", count=10)
-        assert (found, at_ms) == (fired, mark.stored_at_ms)
-        ((event, late_ms),) = house.events
-        assert event == "fired"
-        assert 0 <= late_ms <= house.now_ms - BEGIN_MS - MINUTE
-
-    in_house(life)
+    (sent,) = await house.store.read(ORDERS, 0, **EVERYTHING)
+    (mark,) = await house.store.read(CRON_QUEUE, 0, **EVERYTHING)
+    fired = Fired(schedule_id="a", settled_ms=BEGIN_MS + MINUTE, message_id=sent.message_id)
+    assert cron_schedule.read_mark(mark) == fired
+    assert (sent.stored_at_ms, sent.log_offset < mark.log_offset) == (mark.stored_at_ms, True)
+    ((found, at_ms),) = await house.service.recent("a", count=10)
+    assert (found, at_ms) == (fired, mark.stored_at_ms)
+    ((event, late_ms),) = house.events
+    assert event == "fired"
+    assert 0 <= late_ms <= house.now_ms - BEGIN_MS - MINUTE
 
 
-def test_many_that_are_due_together_are_appended_together_and_each_fires_once():
-    async def life(house):
-        for number in range(450):
-            await house.make(f"{number:03}")
+@with_house()
+async def test_many_that_are_due_together_are_appended_together_and_each_fires_once(house):
+    for number in range(450):
+        await house.make(f"{number:03}")
 
-        assert sorted(await house.run(MINUTE)) == [f"{number:03} 60" for number in range(450)]
-        stored = {one.stored_at_ms for one in await house.store.read(CRON_QUEUE, 0, **EVERYTHING)}
-        assert len(stored) <= 3
-
-    in_house(life)
+    assert sorted(await house.run(MINUTE)) == [f"{number:03} 60" for number in range(450)]
+    stored = {one.stored_at_ms for one in await house.store.read(CRON_QUEUE, 0, **EVERYTHING)}
+    assert len(stored) <= 3
 
 
 @pytest.mark.parametrize(
@@ -202,17 +197,15 @@ def test_what_is_left_out_is_noted_and_not_asked_for_again():
     in_house(before, after, once_more, down_ms=100 * MINUTE)
 
 
-def test_a_clock_that_is_turned_back_fires_nothing_twice():
-    async def life(house):
-        await house.make("a")
-        await house.run(MINUTE)
-        house.world.clock._wall_ms -= 30_000
+@with_house()
+async def test_a_clock_that_is_turned_back_fires_nothing_twice(house):
+    await house.make("a")
+    await house.run(MINUTE)
+    house.world.clock._wall_ms -= 30_000
 
-        assert await house.run() == ["a 60"]
-        assert await house.run(60_000) == ["a 60"]
-        assert await house.run(30_000) == ["a 60", "a 120"]
-
-    in_house(life)
+    assert await house.run() == ["a 60"]
+    assert await house.run(60_000) == ["a 60"]
+    assert await house.run(30_000) == ["a 60", "a 120"]
 
 
 HOUR, DAY = 60 * MINUTE, 1_440 * MINUTE
@@ -414,44 +407,40 @@ def test_after_a_mark_that_nobody_can_read_a_schedule_goes_on_from_now_rather_th
 # ---------------------------------------------------------------------------------------------------- what cannot be sent
 
 
-def test_an_occurrence_that_is_refused_is_set_aside_and_the_others_fire():
-    async def life(house):
-        await house.make("gone", topic="nobody-made-it")
-        await house.make("good")
-        await house.make("bad", topic="refused")
+@with_house()
+async def test_an_occurrence_that_is_refused_is_set_aside_and_the_others_fire(house):
+    await house.make("gone", topic="nobody-made-it")
+    await house.make("good")
+    await house.make("bad", topic="refused")
 
-        assert await house.run(MINUTE) == ["good 60"]
+    assert await house.run(MINUTE) == ["good 60"]
 
-        aside = {mark.schedule_id: mark.reason for mark in await house.marks() if isinstance(mark, SetAside)}
-        assert aside["gone"].startswith(UnknownTopic.__name__)
-        assert aside["bad"] == "InvalidMessage: too large by now"
-        await house.store.create_topic("nobody-made-it", queue_count=1)
-        assert await house.run(MINUTE) == ["good 60", "good 120"]
-        (sent,) = await house.store.read(QueueId("nobody-made-it", 0), 0, **EVERYTHING)
-        assert sent.body == b"gone 120"
-
-    in_house(life)
+    aside = {mark.schedule_id: mark.reason for mark in await house.marks() if isinstance(mark, SetAside)}
+    assert aside["gone"].startswith(UnknownTopic.__name__)
+    assert aside["bad"] == "InvalidMessage: too large by now"
+    await house.store.create_topic("nobody-made-it", queue_count=1)
+    assert await house.run(MINUTE) == ["good 60", "good 120"]
+    (sent,) = await house.store.read(QueueId("nobody-made-it", 0), 0, **EVERYTHING)
+    assert sent.body == b"gone 120"
 
 
-def test_one_that_is_a_riddle_is_set_aside_with_the_reason_and_tried_again_after_a_while():
-    async def life(house):
-        await house.make("good")
-        await house.make("riddle", topic="broken")
+@with_house()
+async def test_one_that_is_a_riddle_is_set_aside_with_the_reason_and_tried_again_after_a_while(house):
+    await house.make("good")
+    await house.make("riddle", topic="broken")
 
-        assert await house.run(MINUTE) == ["good 60"]
+    assert await house.run(MINUTE) == ["good 60"]
 
-        riddle = house.service.get("riddle")
-        assert (riddle.state, riddle.reason) == (CronState.SET_ASIDE, "ZeroDivisionError: a mistake of ours")
-        assert house.service.table.set_aside_count == 1
+    riddle = house.service.get("riddle")
+    assert (riddle.state, riddle.reason) == (CronState.SET_ASIDE, "ZeroDivisionError: a mistake of ours")
+    assert house.service.table.set_aside_count == 1
 
-        async def build(schedule: CronSchedule, _: int) -> Message:
-            body = f"{schedule.schedule_id} again".encode()
-            return Message(queue=ORDERS, message_id="", body=body, born_at_ms=0)
+    async def build(schedule: CronSchedule, _: int) -> Message:
+        body = f"{schedule.schedule_id} again".encode()
+        return Message(queue=ORDERS, message_id="", body=body, born_at_ms=0)
 
-        house.service._build = build
-        assert (await house.run(MINUTE))[1:] == ["good again", "riddle again"]
-
-    in_house(life)
+    house.service._build = build
+    assert (await house.run(MINUTE))[1:] == ["good again", "riddle again"]
 
 
 def test_one_whose_time_zone_is_gone_is_set_aside_at_the_start_and_the_others_fire():
@@ -493,30 +482,26 @@ def test_while_the_store_takes_nothing_what_is_due_waits():
 # -------------------------------------------------------------------------------------------------------------- changes
 
 
-def test_paused_it_fires_nothing_and_what_was_due_meanwhile_was_not_missed():
-    async def life(house):
-        await house.make("a", catch_up=CatchUp.ALL)
-        paused = await house.service.change("a", lambda old: msgspec.structs.replace(old, paused=True))
-        assert (paused.state, paused.next_ms) == (CronState.PAUSED, None)
-        assert await house.run(5 * MINUTE) == []
+@with_house()
+async def test_paused_it_fires_nothing_and_what_was_due_meanwhile_was_not_missed(house):
+    await house.make("a", catch_up=CatchUp.ALL)
+    paused = await house.service.change("a", lambda old: msgspec.structs.replace(old, paused=True))
+    assert (paused.state, paused.next_ms) == (CronState.PAUSED, None)
+    assert await house.run(5 * MINUTE) == []
 
-        await house.service.change("a", lambda old: msgspec.structs.replace(old, paused=False))
+    await house.service.change("a", lambda old: msgspec.structs.replace(old, paused=False))
 
-        assert await house.run(MINUTE) == ["a 360"]
-
-    in_house(life)
+    assert await house.run(MINUTE) == ["a 360"]
 
 
-def test_new_times_count_from_when_they_were_given():
-    async def life(house):
-        await house.make("a", "0 0 * * *", catch_up=CatchUp.ALL)
-        await asyncio.sleep(600)
-        changed = await house.service.change("a", lambda old: msgspec.structs.replace(old, cron="*/2 * * * *"))
+@with_house()
+async def test_new_times_count_from_when_they_were_given(house):
+    await house.make("a", "0 0 * * *", catch_up=CatchUp.ALL)
+    await asyncio.sleep(600)
+    changed = await house.service.change("a", lambda old: msgspec.structs.replace(old, cron="*/2 * * * *"))
 
-        assert (changed.schedule.revision, changed.next_ms) == (2, BEGIN_MS + 12 * MINUTE)
-        assert await house.run(2 * MINUTE) == ["a 720"]
-
-    in_house(life)
+    assert (changed.schedule.revision, changed.next_ms) == (2, BEGIN_MS + 12 * MINUTE)
+    assert await house.run(2 * MINUTE) == ["a 720"]
 
 
 def test_cancelled_it_fires_no_more_and_cannot_be_changed_even_after_a_restart():
@@ -537,18 +522,16 @@ def test_cancelled_it_fires_no_more_and_cannot_be_changed_even_after_a_restart()
     in_house(before, after)
 
 
-def test_of_those_that_were_cancelled_the_last_thousand_are_kept():
-    async def life(house):
-        for number in range(1_003):
-            await house.make(f"{number:04}")
-            await house.service.cancel(f"{number:04}", check=lambda schedule: None)
-            await asyncio.sleep(0.001)
+@with_house()
+async def test_of_those_that_were_cancelled_the_last_thousand_are_kept(house):
+    for number in range(1_003):
+        await house.make(f"{number:04}")
+        await house.service.cancel(f"{number:04}", check=lambda schedule: None)
+        await asyncio.sleep(0.001)
 
-        assert len(house.service.table) == len(house.registry.kept) == 1_000
-        assert "0002" not in house.registry.kept
-        assert "0003" in house.registry.kept
-
-    in_house(life)
+    assert len(house.service.table) == len(house.registry.kept) == 1_000
+    assert "0002" not in house.registry.kept
+    assert "0003" in house.registry.kept
 
 
 def test_made_again_with_its_idempotency_key_it_is_the_same_one_within_the_window():
@@ -567,15 +550,13 @@ def test_made_again_with_its_idempotency_key_it_is_the_same_one_within_the_windo
     in_house(before, after)
 
 
-def test_too_many_are_refused_and_a_cancelled_one_makes_room():
-    async def life(house):
-        await house.make("a")
-        await house.make("b")
-        with pytest.raises(LimitReached):
-            await house.make("c")
-
-        await house.service.cancel("a", check=lambda schedule: None)
-
+@with_house(max_cron=2)
+async def test_too_many_are_refused_and_a_cancelled_one_makes_room(house):
+    await house.make("a")
+    await house.make("b")
+    with pytest.raises(LimitReached):
         await house.make("c")
 
-    in_house(life, max_cron=2)
+    await house.service.cancel("a", check=lambda schedule: None)
+
+    await house.make("c")

@@ -10,7 +10,7 @@ from storage.files import durable
 from storage.formats.delay_levels import SCHEDULE_TOPIC
 from storage.formats.delay_progress import LevelOffsets, decode_levels, decode_timercheck, encode_levels, encode_timercheck
 from storage.message import QueueId
-from tests.support.schedules import House, in_house
+from tests.support.schedules import House, in_house, with_house
 from tests.support.simulation import ROOT
 
 LEVEL_1 = QueueId(SCHEDULE_TOPIC, 0)
@@ -145,17 +145,15 @@ def test_the_offset_is_that_of_the_first_that_waits_whatever_was_delivered_or_ca
     in_house(life, next_life)
 
 
-def test_a_file_is_written_within_twenty_seconds_of_a_delivery():
-    async def life(house):
-        await house.put_off("a", delay_ms=1_000)
-        await house.put_off("b", due_ms=house.now_ms + 1_500)
-        await house.deliver(2_000)
-        await house.deliver(20_000)
+@with_house()
+async def test_a_file_is_written_within_twenty_seconds_of_a_delivery(house):
+    await house.put_off("a", delay_ms=1_000)
+    await house.put_off("b", due_ms=house.now_ms + 1_500)
+    await house.deliver(2_000)
+    await house.deliver(20_000)
 
-        assert read_file(house).offsets == {1: 1}
-        assert durable.read_whole(house.world.disk, ROOT / "config" / "timercheck")[16:24] == bytes(7) + b"\x01"
-
-    in_house(life)
+    assert read_file(house).offsets == {1: 1}
+    assert durable.read_whole(house.world.disk, ROOT / "config" / "timercheck")[16:24] == bytes(7) + b"\x01"
 
 
 def test_what_a_broker_has_delivered_meanwhile_is_not_delivered_again():

@@ -11,7 +11,7 @@ from storage.files.simulated import SimulatedDisk
 from storage.formats import timer_file
 from storage.message import QueueId
 from tests.support.builders import message
-from tests.support.schedules import ORDERS, House, in_house
+from tests.support.schedules import ORDERS, House, in_house, with_house
 from tests.support.simulation import ROOT
 
 DAY_MS = 86_400_000
@@ -114,28 +114,23 @@ def test_when_something_is_due_next_is_known_however_far_ahead_it_is():
     in_house(life, after_a_kill)
 
 
-def test_messages_that_wait_under_one_id_are_told_apart_by_their_places():
+@with_house()
+async def test_messages_that_wait_under_one_id_are_told_apart_by_their_places(house):
     """A retry is a copy with the id of its message; several groups may each have one of it."""
+    given = message(b"x", queue=ORDERS, message_id="msg_a")
+    retry = scheduled.with_delay(message(b"x", queue=QueueId("%RETRY%shop", 0), message_id="msg_a"), delay_ms=77, again=True)
+    await house.store.create_topic("%RETRY%shop", queue_count=1)
+    await house.store.append([scheduled.put_off(scheduled.with_delay(given, delay_ms=77), house.now_ms)])
+    for _ in range(9):
+        await house.store.append([scheduled.put_off(retry, house.now_ms)])
 
-    async def life(house):
-        given = message(b"x", queue=ORDERS, message_id="msg_a")
-        retry = scheduled.with_delay(
-            message(b"x", queue=QueueId("%RETRY%shop", 0), message_id="msg_a"), delay_ms=77, again=True
-        )
-        await house.store.create_topic("%RETRY%shop", queue_count=1)
-        await house.store.append([scheduled.put_off(scheduled.with_delay(given, delay_ms=77), house.now_ms)])
-        for _ in range(9):
-            await house.store.append([scheduled.put_off(retry, house.now_ms)])
-
-        assert (await house.service.get("sch_a")).topic == "orders"
-        assert (await house.service.get("sch_T0-3")).topic == "%RETRY%shop"
-        assert [one.schedule_id for one in await house.listed(ScheduleState.SCHEDULED)] == ["sch_a"]
-        await house.service.cancel("sch_T0-3")
-        await house.deliver(200)
-        assert len(await house.bodies(QueueId("%RETRY%shop", 0))) == 8
-        assert await house.state("sch_a") is ScheduleState.DELIVERED
-
-    in_house(life)
+    assert (await house.service.get("sch_a")).topic == "orders"
+    assert (await house.service.get("sch_T0-3")).topic == "%RETRY%shop"
+    assert [one.schedule_id for one in await house.listed(ScheduleState.SCHEDULED)] == ["sch_a"]
+    await house.service.cancel("sch_T0-3")
+    await house.deliver(200)
+    assert len(await house.bodies(QueueId("%RETRY%shop", 0))) == 8
+    assert await house.state("sch_a") is ScheduleState.DELIVERED
 
 
 @pytest.mark.parametrize("spoil", ["a byte", "a file", "the list"])

@@ -14,6 +14,7 @@ from storage.message import QueueId
 from storage.store import MessageStore
 from tests.support.builders import message
 from tests.support.check_pass import transactions_by_check_pass
+from tests.support.lives import one_life, run_lives
 from tests.support.simulation import ROOT, World
 from txn.begin import Begin
 from txn.checkback_plan import CheckbackPolicy
@@ -100,21 +101,19 @@ Life = Callable[[House], Awaitable[None]]
 
 
 def in_lives(*lives: Life, disk: SimulatedDisk | None = None) -> SimulatedDisk:
-    disk, wall_ms = disk or SimulatedDisk(), 1_800_000_000_000
-    for number, life in enumerate(lives):
+    async def enter(world: World) -> House:
+        store = await world.open_store(OPTIONS)
+        for queue in (ORDERS, EMAILS, FILLING):
+            await store.create_topic(queue.topic, queue_count=1)
+        coordinator = TransactionCoordinator(store, world.clock, world.identifiers, TransactionOptions())
+        await coordinator.start()
+        return House(world, store, coordinator)
 
-        async def main(world: World, life: Life = life) -> None:
-            store = await world.open_store(OPTIONS)
-            for queue in (ORDERS, EMAILS, FILLING):
-                await store.create_topic(queue.topic, queue_count=1)
-            coordinator = TransactionCoordinator(store, world.clock, world.identifiers, TransactionOptions())
-            await coordinator.start()
-            await life(House(world, store, coordinator))
-
-        with World(disk, number, wall_ms=wall_ms) as world:
-            world.call(main(world))
-        disk, wall_ms = world.disk.after_kill(), world.clock.wall_ms() + 1
+    disk, _ = run_lives(lives, enter, disk=disk)
     return disk
+
+
+with_house = one_life(in_lives)
 
 
 def without_derived(disk: SimulatedDisk) -> SimulatedDisk:
@@ -170,26 +169,24 @@ def test_an_undecided_transaction_outlives_its_segment_as_the_one_that_it_is(res
         in_lives(decided, disk=without_derived(disk))
 
 
-def test_the_final_message_names_the_half_where_it_lies_now_and_is_as_if_nothing_had_been():
-    async def life(house):
-        await house.begin("late")
-        await house.begin("at once")
-        await house.coordinator.commit("at once")
-        (plain,) = await house.store.read(ORDERS, 0, **EVERYTHING)
-        await house.expire_all()
-        await house.coordinator.commit("late")
+@with_house()
+async def test_the_final_message_names_the_half_where_it_lies_now_and_is_as_if_nothing_had_been(house):
+    await house.begin("late")
+    await house.begin("at once")
+    await house.coordinator.commit("at once")
+    (plain,) = await house.store.read(ORDERS, 0, **EVERYTHING)
+    await house.expire_all()
+    await house.coordinator.commit("late")
 
-        transaction: Transaction = house.coordinator.table.get("late")
-        (final,) = await house.store.read(ORDERS, 1, **EVERYTHING)
-        (half,) = await house.store.read(HALF_QUEUE, transaction.messages[0].half_offset, max_messages=1, max_bytes=1)
-        assert final.prepared_log_offset == half.log_offset
-        assert (final.body, final.key, final.tag, final.properties) == (plain.body, plain.key, plain.tag, plain.properties)
-        assert final.system.keys() == plain.system.keys()
-        # RocketMQ's own properties of a half that was put back.
-        assert half.system[properties.PREPARED_QUEUE_OFFSET] == "0"
-        assert half.system[properties.CHECK_TIMES] == "0"
-
-    in_lives(life)
+    transaction: Transaction = house.coordinator.table.get("late")
+    (final,) = await house.store.read(ORDERS, 1, **EVERYTHING)
+    (half,) = await house.store.read(HALF_QUEUE, transaction.messages[0].half_offset, max_messages=1, max_bytes=1)
+    assert final.prepared_log_offset == half.log_offset
+    assert (final.body, final.key, final.tag, final.properties) == (plain.body, plain.key, plain.tag, plain.properties)
+    assert final.system.keys() == plain.system.keys()
+    # RocketMQ's own properties of a half that was put back.
+    assert half.system[properties.PREPARED_QUEUE_OFFSET] == "0"
+    assert half.system[properties.CHECK_TIMES] == "0"
 
 
 def test_where_both_copies_are_still_there_one_decision_is_one_for_rocketmqs_rules_too():
@@ -230,26 +227,24 @@ def test_a_transaction_is_put_back_as_often_as_its_segment_expires():
     in_lives(committed, disk=without_derived(in_lives(begun)))
 
 
-def test_what_is_decided_is_not_put_back_and_a_decision_during_it_wins():
-    async def life(house):
-        await house.begin("decided")
-        await house.coordinator.rollback("decided")
-        for number in range(10):
-            await house.begin(f"racing-{number}")
-        end = (await house.store.offsets(HALF_QUEUE)).end
+@with_house()
+async def test_what_is_decided_is_not_put_back_and_a_decision_during_it_wins(house):
+    await house.begin("decided")
+    await house.coordinator.rollback("decided")
+    for number in range(10):
+        await house.begin(f"racing-{number}")
+    end = (await house.store.offsets(HALF_QUEUE)).end
 
-        commits = [asyncio.ensure_future(house.coordinator.commit(f"racing-{number}")) for number in range(0, 10, 2)]
-        put_back = asyncio.ensure_future(house.coordinator.put_back({HALF_QUEUE: end}))
-        commits += [asyncio.ensure_future(house.coordinator.commit(f"racing-{number}")) for number in range(10)]
-        outcomes = await asyncio.gather(*commits)
-        await put_back
+    commits = [asyncio.ensure_future(house.coordinator.commit(f"racing-{number}")) for number in range(0, 10, 2)]
+    put_back = asyncio.ensure_future(house.coordinator.put_back({HALF_QUEUE: end}))
+    commits += [asyncio.ensure_future(house.coordinator.commit(f"racing-{number}")) for number in range(10)]
+    outcomes = await asyncio.gather(*commits)
+    await put_back
 
-        assert sum(not outcome.replayed for outcome in outcomes) == 10
-        assert await bodies(house.store, ORDERS) == [b"order"] * 10
-        halves = await house.store.read(HALF_QUEUE, end, **EVERYTHING)
-        assert "decided" not in {half.system[properties.TRANSACTION_ID] for half in halves}
-
-    in_lives(life)
+    assert sum(not outcome.replayed for outcome in outcomes) == 10
+    assert await bodies(house.store, ORDERS) == [b"order"] * 10
+    halves = await house.store.read(HALF_QUEUE, end, **EVERYTHING)
+    assert "decided" not in {half.system[properties.TRANSACTION_ID] for half in halves}
 
 
 def test_a_damaged_half_message_is_set_aside_and_holds_up_no_later_drop_either():
@@ -286,45 +281,41 @@ def test_a_damaged_half_message_is_set_aside_and_holds_up_no_later_drop_either()
 
 
 @pytest.mark.parametrize("taken_out", [0, 1])
-def test_of_a_transaction_that_a_repair_took_a_message_from_nothing_can_be_published(taken_out):
-    async def life(house):
-        await house.begin("incomplete")
-        await house.begin("whole")
-        read = house.store.read
+@with_house()
+async def test_of_a_transaction_that_a_repair_took_a_message_from_nothing_can_be_published(house, taken_out):
+    await house.begin("incomplete")
+    await house.begin("whole")
+    read = house.store.read
 
-        async def repaired(queue, queue_offset, *, max_messages, max_bytes):
-            if queue == HALF_QUEUE and queue_offset == taken_out:
-                raise CorruptRecord(None, 0, "a repair left it out", was_taken_out=True)
-            most = taken_out - queue_offset if queue == HALF_QUEUE and queue_offset < taken_out else max_messages
-            return await read(queue, queue_offset, max_messages=most, max_bytes=max_bytes)
+    async def repaired(queue, queue_offset, *, max_messages, max_bytes):
+        if queue == HALF_QUEUE and queue_offset == taken_out:
+            raise CorruptRecord(None, 0, "a repair left it out", was_taken_out=True)
+        most = taken_out - queue_offset if queue == HALF_QUEUE and queue_offset < taken_out else max_messages
+        return await read(queue, queue_offset, max_messages=most, max_bytes=max_bytes)
 
-        house.store.read = repaired
-        coordinator = TransactionCoordinator(house.store, house.world.clock, house.world.identifiers, TransactionOptions())
-        await coordinator.start()
+    house.store.read = repaired
+    coordinator = TransactionCoordinator(house.store, house.world.clock, house.world.identifiers, TransactionOptions())
+    await coordinator.start()
 
-        with pytest.raises(UnknownTransaction):
-            await coordinator.commit("incomplete")
-        await coordinator.commit("whole")
-        assert (await bodies(house.store, ORDERS), await bodies(house.store, EMAILS)) == ([b"order"], [b"email"])
-
-    in_lives(life)
+    with pytest.raises(UnknownTransaction):
+        await coordinator.commit("incomplete")
+    await coordinator.commit("whole")
+    assert (await bodies(house.store, ORDERS), await bodies(house.store, EMAILS)) == ([b"order"], [b"email"])
 
 
-def test_the_history_tells_that_it_was_put_back():
-    async def life(house):
-        await house.begin("old")
-        await house.answer_unknown("old")
-        begun_at_ms = house.coordinator.table.get("old").prepared_at_ms
-        await house.expire_all()
-        await house.coordinator.commit("old")
+@with_house()
+async def test_the_history_tells_that_it_was_put_back(house):
+    await house.begin("old")
+    await house.answer_unknown("old")
+    begun_at_ms = house.coordinator.table.get("old").prepared_at_ms
+    await house.expire_all()
+    await house.coordinator.commit("old")
 
-        events = await house.coordinator.history("old")
+    events = await house.coordinator.history("old")
 
-        assert [event.event for event in events] == ["half_stored", "put_back", "committed"]
-        assert events[0].at_ms == begun_at_ms
-        assert "1 checks had been answered" in events[1].detail
-
-    in_lives(life)
+    assert [event.event for event in events] == ["half_stored", "put_back", "committed"]
+    assert events[0].at_ms == begun_at_ms
+    assert "1 checks had been answered" in events[1].detail
 
 
 def without_its_halves(disk: SimulatedDisk | None = None) -> SimulatedDisk:
@@ -343,33 +334,29 @@ def without_its_halves(disk: SimulatedDisk | None = None) -> SimulatedDisk:
     return without_derived(in_lives(life, disk=disk))
 
 
-def test_a_decided_transaction_of_which_only_the_decision_is_left_is_said_to_have_expired():
-    async def life(house):
-        coordinator = house.coordinator
-        for ask in (coordinator.get, coordinator.commit, coordinator.rollback, coordinator.history, coordinator.resume):
-            with pytest.raises(TransactionExpired):
-                await ask("again")
-            with pytest.raises(UnknownTransaction):
-                await ask("never")
-
-    in_lives(life, disk=without_its_halves())
-
-
-def test_a_commit_whose_messages_went_with_a_damaged_segment_says_that_they_have_expired():
-    async def life(house):
-        await house.begin("lost")
-        await house.fill()
-        await asyncio.sleep(61)
-
-        async def nothing(first_kept: object) -> None:
-            """As where the half is damaged."""
-
-        assert await house.store.expire(house.world.clock.wall_ms(), nothing)
+@with_house(disk=without_its_halves())
+async def test_a_decided_transaction_of_which_only_the_decision_is_left_is_said_to_have_expired(house):
+    coordinator = house.coordinator
+    for ask in (coordinator.get, coordinator.commit, coordinator.rollback, coordinator.history, coordinator.resume):
         with pytest.raises(TransactionExpired):
-            await house.coordinator.commit("lost")
-        assert (await house.coordinator.rollback("lost")).transaction.state is TxnState.ROLLED_BACK
+            await ask("again")
+        with pytest.raises(UnknownTransaction):
+            await ask("never")
 
-    in_lives(life)
+
+@with_house()
+async def test_a_commit_whose_messages_went_with_a_damaged_segment_says_that_they_have_expired(house):
+    await house.begin("lost")
+    await house.fill()
+    await asyncio.sleep(61)
+
+    async def nothing(first_kept: object) -> None:
+        """As where the half is damaged."""
+
+    assert await house.store.expire(house.world.clock.wall_ms(), nothing)
+    with pytest.raises(TransactionExpired):
+        await house.coordinator.commit("lost")
+    assert (await house.coordinator.rollback("lost")).transaction.state is TxnState.ROLLED_BACK
 
 
 def test_what_was_said_of_a_transaction_that_has_expired_is_not_taken_for_said_of_the_next_one_of_that_id():

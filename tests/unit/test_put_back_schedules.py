@@ -14,6 +14,7 @@ from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
 from storage.message import QueueId
 from tests.support.builders import message
+from tests.support.lives import one_life, run_lives
 from tests.support.simulation import ROOT, World
 
 ORDERS, FILLING = QueueId("orders", 0), QueueId("filling", 0)
@@ -78,21 +79,18 @@ Life = Callable[[House], Awaitable[None]]
 
 
 def in_lives(*lives: Life, disk: SimulatedDisk | None = None, begin_ms: int = 1_800_000_000_000) -> tuple[SimulatedDisk, int]:
-    disk, wall_ms = disk or SimulatedDisk(), begin_ms
-    for number, life in enumerate(lives):
+    async def enter(world: World) -> House:
+        store = await world.open_store(OPTIONS)
+        for queue in (ORDERS, FILLING):
+            await store.create_topic(queue.topic, queue_count=1)
+        service = ScheduleService(store, world.clock, ScheduleOptions())
+        await service.start()
+        return House(world, store, service)
 
-        async def main(world: World, life: Life = life) -> None:
-            store = await world.open_store(OPTIONS)
-            for queue in (ORDERS, FILLING):
-                await store.create_topic(queue.topic, queue_count=1)
-            service = ScheduleService(store, world.clock, ScheduleOptions())
-            await service.start()
-            await life(House(world, store, service))
+    return run_lives(lives, enter, disk=disk, begin_ms=begin_ms)
 
-        with World(disk, number, wall_ms=wall_ms) as world:
-            world.call(main(world))
-        disk, wall_ms = world.disk.after_kill(), world.clock.wall_ms() + 1
-    return disk, wall_ms
+
+with_house = one_life(in_lives)
 
 
 def without_derived(disk: SimulatedDisk) -> SimulatedDisk:
@@ -138,21 +136,19 @@ def test_a_delayed_message_outlives_its_segment_and_comes_once_at_its_time(resta
         in_lives(deliver, disk=disk if restart == "killed" else without_derived(disk), begin_ms=wall_ms)
 
 
-def test_what_was_put_back_is_delivered_as_it_was_given():
-    async def life(house):
-        await house.put_off("plain", 10)
-        await asyncio.sleep(0.1)
-        await house.service.run_once(house.world.clock.wall_ms())
-        (plain,) = await house.store.read(ORDERS, 0, **EVERYTHING)
-        due_ms = await house.put_off("late", 7 * MINUTE_MS)
-        await house.expire_all()
-        await house.delivered(due_ms)
-        (late,) = await house.store.read(ORDERS, 1, **EVERYTHING)
+@with_house()
+async def test_what_was_put_back_is_delivered_as_it_was_given(house):
+    await house.put_off("plain", 10)
+    await asyncio.sleep(0.1)
+    await house.service.run_once(house.world.clock.wall_ms())
+    (plain,) = await house.store.read(ORDERS, 0, **EVERYTHING)
+    due_ms = await house.put_off("late", 7 * MINUTE_MS)
+    await house.expire_all()
+    await house.delivered(due_ms)
+    (late,) = await house.store.read(ORDERS, 1, **EVERYTHING)
 
-        assert (late.key, late.tag, late.properties) == (plain.key, plain.tag, plain.properties)
-        assert late.system.keys() == plain.system.keys()
-
-    in_lives(life)
+    assert (late.key, late.tag, late.properties) == (plain.key, plain.tag, plain.properties)
+    assert late.system.keys() == plain.system.keys()
 
 
 def test_a_schedule_that_is_changed_while_it_is_put_back_is_changed():

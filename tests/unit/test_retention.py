@@ -18,6 +18,7 @@ from storage.local.retention_plan import OnFull
 from storage.message import Durability, QueueId
 from storage.store import Snapshot
 from tests.support.builders import message
+from tests.support.lives import one_life, run_lives
 from tests.support.simulation import ROOT, World
 
 ORDERS, RARE = QueueId("orders", 0), QueueId("rare", 1)
@@ -67,77 +68,70 @@ def names(world: World, folder: str) -> list[str]:
 
 def in_lives(*lives, disk: SimulatedDisk | None = None, **given) -> SimulatedDisk:
     """Each life on what the one before it left when it was killed, a minute later."""
-    disk, wall_ms = disk or SimulatedDisk(), 1_800_000_000_000
-    for number, life in enumerate(lives):
 
-        async def main(world: World, life=life) -> None:
-            await life(world, await open_store(world, **given))
+    async def enter(world: World) -> tuple[World, LocalMessageStore]:
+        return world, await open_store(world, **given)
 
-        with World(disk, number, wall_ms=wall_ms) as world:
-            world.call(main(world))
-        disk, wall_ms = world.disk.after_kill(), world.clock.wall_ms() + 60_000
+    disk, _ = run_lives(lives, enter, disk=disk, down_ms=60_000)
     return disk
 
 
-def test_expired_segments_go_and_reading_below_what_is_left_says_what_there_is():
-    async def life(world, store):
-        await store.append([message(b"first", queue=RARE)])
-        await send(store, 100)
-        assert await expire(world, store) == 0, "nothing has expired"
-        await asyncio.sleep(61)
-        await send(store, 1, begin=100)
-        segments = len(names(world, "commitlog"))
-
-        dropped = await expire(world, store)
-
-        assert 0 < dropped < segments
-        assert len(names(world, "commitlog")) == segments - dropped
-        bounds = await store.offsets(ORDERS)
-        assert 0 < bounds.first < bounds.end == 101
-        assert await ids(store) == [f"m{number}" for number in range(bounds.first, 101)]
-        with pytest.raises(OffsetExpired) as expired:
-            await store.read(ORDERS, bounds.first - 1, **EVERYTHING)
-        assert expired.value.available == bounds
-        assert await store.offsets(RARE) == (1, 1)
-        assert await store.find_messages("k0", topics=["orders"], max_messages=1) == []
-        (found,) = await store.find_messages("k100", topics=["orders"], max_messages=1)
-        assert found.message_id == "m100"
-
-    in_lives(life)
+with_house = one_life(in_lives, given=2)
 
 
-def test_what_somebody_wants_to_keep_for_longer_than_the_store_would_stays_as_long():
-    async def life(world, store):
-        await send(store, 60)
-        await asyncio.sleep(50)
-        assert await expire(world, store, keep_ms=1_000) == 0, "nor does a shorter time make the store's own shorter"
-        await asyncio.sleep(11)
-        assert await expire(world, store, keep_ms=100_000) == 0
-        await asyncio.sleep(40)
-        assert await expire(world, store, keep_ms=100_000)
+@with_house()
+async def test_expired_segments_go_and_reading_below_what_is_left_says_what_there_is(world, store):
+    await store.append([message(b"first", queue=RARE)])
+    await send(store, 100)
+    assert await expire(world, store) == 0, "nothing has expired"
+    await asyncio.sleep(61)
+    await send(store, 1, begin=100)
+    segments = len(names(world, "commitlog"))
 
-    in_lives(life)
+    dropped = await expire(world, store)
+
+    assert 0 < dropped < segments
+    assert len(names(world, "commitlog")) == segments - dropped
+    bounds = await store.offsets(ORDERS)
+    assert 0 < bounds.first < bounds.end == 101
+    assert await ids(store) == [f"m{number}" for number in range(bounds.first, 101)]
+    with pytest.raises(OffsetExpired) as expired:
+        await store.read(ORDERS, bounds.first - 1, **EVERYTHING)
+    assert expired.value.available == bounds
+    assert await store.offsets(RARE) == (1, 1)
+    assert await store.find_messages("k0", topics=["orders"], max_messages=1) == []
+    (found,) = await store.find_messages("k100", topics=["orders"], max_messages=1)
+    assert found.message_id == "m100"
 
 
-def test_nothing_goes_that_has_not_expired_and_never_the_last_segment():
-    async def life(world, store):
-        await send(store, 30)
-        await asyncio.sleep(40)
-        await send(store, 30, begin=30)
-        await asyncio.sleep(30)  # the first half has expired by now
+@with_house()
+async def test_what_somebody_wants_to_keep_for_longer_than_the_store_would_stays_as_long(world, store):
+    await send(store, 60)
+    await asyncio.sleep(50)
+    assert await expire(world, store, keep_ms=1_000) == 0, "nor does a shorter time make the store's own shorter"
+    await asyncio.sleep(11)
+    assert await expire(world, store, keep_ms=100_000) == 0
+    await asyncio.sleep(40)
+    assert await expire(world, store, keep_ms=100_000)
 
-        while await expire(world, store):
-            pass
 
-        first = (await store.offsets(ORDERS)).first
-        assert 0 < first <= 30
-        await asyncio.sleep(300)
-        while await expire(world, store):
-            pass
-        assert (await store.offsets(ORDERS)).end == 60
-        assert await ids(store)
+@with_house()
+async def test_nothing_goes_that_has_not_expired_and_never_the_last_segment(world, store):
+    await send(store, 30)
+    await asyncio.sleep(40)
+    await send(store, 30, begin=30)
+    await asyncio.sleep(30)  # the first half has expired by now
 
-    in_lives(life)
+    while await expire(world, store):
+        pass
+
+    first = (await store.offsets(ORDERS)).first
+    assert 0 < first <= 30
+    await asyncio.sleep(300)
+    while await expire(world, store):
+        pass
+    assert (await store.offsets(ORDERS)).end == 60
+    assert await ids(store)
 
 
 def test_a_segment_whose_head_is_damaged_keeps_nothing_from_expiring():
@@ -163,83 +157,74 @@ def test_a_segment_whose_head_is_damaged_keeps_nothing_from_expiring():
     in_lives(expired, disk=disk)
 
 
-def test_what_was_stored_while_the_clock_was_a_year_ahead_expires_when_it_has_been_there_as_long_as_the_retention():
+@with_house()
+async def test_what_was_stored_while_the_clock_was_a_year_ahead_expires_after_as_long_as_the_retention(world, store):
     year_ms = 365 * 86_400_000
-
-    async def life(world, store):
-        world.clock.jump(year_ms)
-        await send(store, 1)
-        world.clock.jump(-year_ms)
-        await send(store, 60, begin=1)
-        assert await expire(world, store) == 0
-        await asyncio.sleep(50)
-        assert await expire(world, store) == 0
-        await asyncio.sleep(11)
-        assert await expire(world, store) >= 3
-
-    in_lives(life)
+    world.clock.jump(year_ms)
+    await send(store, 1)
+    world.clock.jump(-year_ms)
+    await send(store, 60, begin=1)
+    assert await expire(world, store) == 0
+    await asyncio.sleep(50)
+    assert await expire(world, store) == 0
+    await asyncio.sleep(11)
+    assert await expire(world, store) >= 3
 
 
-def test_a_segment_that_filled_slowly_is_as_old_as_what_was_stored_in_it_last():
-    async def life(world, store):
-        await send(store, 10)
-        await asyncio.sleep(1)
-        assert len(names(world, "commitlog")) == 2, "the next one is made ahead"
-        assert await expire(world, store) == 0
-        await asyncio.sleep(61)
-        await send(store, 20, begin=10)
-        await asyncio.sleep(1)
+@with_house()
+async def test_a_segment_that_filled_slowly_is_as_old_as_what_was_stored_in_it_last(world, store):
+    await send(store, 10)
+    await asyncio.sleep(1)
+    assert len(names(world, "commitlog")) == 2, "the next one is made ahead"
+    assert await expire(world, store) == 0
+    await asyncio.sleep(61)
+    await send(store, 20, begin=10)
+    await asyncio.sleep(1)
 
-        assert await expire(world, store) == 0
+    assert await expire(world, store) == 0
 
-        await asyncio.sleep(60)
-        assert await expire(world, store)
-
-    in_lives(life)
+    await asyncio.sleep(60)
+    assert await expire(world, store)
 
 
-def test_what_the_floors_above_write_again_is_told_by_queue_and_a_failure_of_theirs_drops_nothing():
-    async def life(world, store):
-        await send(store, 50)
-        await asyncio.sleep(61)
-        told: list[Mapping[QueueId, int]] = []
+@with_house()
+async def test_what_the_floors_above_write_again_is_told_by_queue_and_a_failure_of_theirs_drops_nothing(world, store):
+    await send(store, 50)
+    await asyncio.sleep(61)
+    told: list[Mapping[QueueId, int]] = []
 
-        async def refuse(first_kept: Mapping[QueueId, int]) -> None:
-            told.append(first_kept)
-            raise StorageFull
+    async def refuse(first_kept: Mapping[QueueId, int]) -> None:
+        told.append(first_kept)
+        raise StorageFull
 
-        with pytest.raises(StorageFull):
-            await expire(world, store, refuse)
-        assert (await store.offsets(ORDERS)).first == 0
-        assert await ids(store) == [f"m{number}" for number in range(50)]
+    with pytest.raises(StorageFull):
+        await expire(world, store, refuse)
+    assert (await store.offsets(ORDERS)).first == 0
+    assert await ids(store) == [f"m{number}" for number in range(50)]
 
-        assert await expire(world, store)
-        assert told[0][ORDERS] == (await store.offsets(ORDERS)).first
-
-    in_lives(life)
+    assert await expire(world, store)
+    assert told[0][ORDERS] == (await store.offsets(ORDERS)).first
 
 
-def test_files_of_what_is_derived_follow_once_a_snapshot_has_been_kept():
-    async def life(world, store):
-        await send(store, 100)
-        await asyncio.sleep(61)
-        files = len(names(world, "consumequeue/orders/0"))
-        index_files = len(names(world, "index"))
-        await expire(world, store)
-        assert len(names(world, "consumequeue/orders/0")) == files
+@with_house()
+async def test_files_of_what_is_derived_follow_once_a_snapshot_has_been_kept(world, store):
+    await send(store, 100)
+    await asyncio.sleep(61)
+    files = len(names(world, "consumequeue/orders/0"))
+    index_files = len(names(world, "index"))
+    await expire(world, store)
+    assert len(names(world, "consumequeue/orders/0")) == files
 
-        await send(store, 1, begin=100)
-        await asyncio.sleep(1)
-        await expire(world, store)
+    await send(store, 1, begin=100)
+    await asyncio.sleep(1)
+    await expire(world, store)
 
-        first = (await store.offsets(ORDERS)).first
-        left = names(world, "consumequeue/orders/0")
-        assert len(left) < files
-        assert int(left[0]) == first // 10 * 10 * 20
-        assert len(names(world, "index")) < index_files
-        assert await ids(store) == [f"m{number}" for number in range(first, 101)]
-
-    in_lives(life)
+    first = (await store.offsets(ORDERS)).first
+    left = names(world, "consumequeue/orders/0")
+    assert len(left) < files
+    assert int(left[0]) == first // 10 * 10 * 20
+    assert len(names(world, "index")) < index_files
+    assert await ids(store) == [f"m{number}" for number in range(first, 101)]
 
 
 @pytest.mark.parametrize("derived", ["kept", "lost", "queue files lost"])
@@ -401,33 +386,31 @@ async def after(world: World, store: LocalMessageStore) -> None:
     assert (await ids(store))[-1] == "m100"
 
 
-def test_a_nearly_full_disk_refuses_new_messages_until_it_is_below_the_lower_border():
-    async def life(world, store):
-        disk = world.disk
+@with_house()
+async def test_a_nearly_full_disk_refuses_new_messages_until_it_is_below_the_lower_border(world, store):
+    disk = world.disk
 
-        async def use(ratio: float) -> None:
-            disk.used_by_others = int(disk.total_bytes * ratio)
-            await expire(world, store)
+    async def use(ratio: float) -> None:
+        disk.used_by_others = int(disk.total_bytes * ratio)
+        await expire(world, store)
 
-        await use(0.89)
+    await use(0.89)
+    await send(store, 1)
+    assert store.disk_usage().is_writable
+    await use(0.905)
+    with pytest.raises(StorageFull):
         await send(store, 1)
-        assert store.disk_usage().is_writable
-        await use(0.905)
-        with pytest.raises(StorageFull):
-            await send(store, 1)
-        assert not store.disk_usage().is_writable
-        await store.append([message(b"settled")], durability=Durability.SYNCED, from_reserve=True)
-        await store.commit_offset("group", ORDERS, 1)
-        assert len(await store.read(ORDERS, 0, **EVERYTHING)) == 2
-        await use(0.855)
-        with pytest.raises(StorageFull):
-            await send(store, 1)
-
-        await use(0.845)
-
+    assert not store.disk_usage().is_writable
+    await store.append([message(b"settled")], durability=Durability.SYNCED, from_reserve=True)
+    await store.commit_offset("group", ORDERS, 1)
+    assert len(await store.read(ORDERS, 0, **EVERYTHING)) == 2
+    await use(0.855)
+    with pytest.raises(StorageFull):
         await send(store, 1)
 
-    in_lives(life)
+    await use(0.845)
+
+    await send(store, 1)
 
 
 def test_messages_that_have_not_expired_go_only_where_that_was_chosen_and_with_a_warning_of_their_own():
@@ -447,19 +430,17 @@ def test_messages_that_have_not_expired_go_only_where_that_was_chosen_and_with_a
         in_lives(life, on_full=OnFull.DELETE_OLDEST if is_chosen else OnFull.KEEP)
 
 
-def test_there_is_a_pause_between_the_segments_of_one_run_and_none_is_counted_as_unexpired():
-    async def life(world, store):
-        await send(store, 100)
-        await asyncio.sleep(120)
-        begun = world.loop.now
-        count = await expire(world, store)
-        took = world.loop.now - begun
-        assert count > 3
-        assert took == pytest.approx((count - 1) * 7, abs=1)
-        usage = store.disk_usage()
-        assert (usage.segments_dropped, usage.segments_dropped_unexpired) == (count, 0)
-
-    in_lives(life, delete_pause_ms=7_000)
+@with_house(delete_pause_ms=7_000)
+async def test_there_is_a_pause_between_the_segments_of_one_run_and_none_is_counted_as_unexpired(world, store):
+    await send(store, 100)
+    await asyncio.sleep(120)
+    begun = world.loop.now
+    count = await expire(world, store)
+    took = world.loop.now - begun
+    assert count > 3
+    assert took == pytest.approx((count - 1) * 7, abs=1)
+    usage = store.disk_usage()
+    assert (usage.segments_dropped, usage.segments_dropped_unexpired) == (count, 0)
 
 
 @pytest.mark.parametrize(("used_ratio", "events"), [(0.80, []), (0.87, ["disk_nearly_full"]),
@@ -476,21 +457,19 @@ def test_borders_of_the_disk_that_are_crossed_already_are_logged_at_a_start(used
     assert [line["event"] for line in lines] == events
 
 
-def test_what_has_expired_goes_at_any_hour_where_an_operator_asks_for_it_and_nothing_else():
-    async def life(world, store):
-        await send(store, 100)
-        assert await store.expired_segments(world.clock.wall_ms()) == []
-        await asyncio.sleep(120)
-        assert await expire(world, store) == 0, "it is another hour"
-        expired = await store.expired_segments(world.clock.wall_ms())
-        assert expired[0].begin == 0
-        assert all(segment.is_sealed for segment in expired)
+@with_house(delete_hours="20")
+async def test_what_has_expired_goes_at_any_hour_where_an_operator_asks_for_it_and_nothing_else(world, store):
+    await send(store, 100)
+    assert await store.expired_segments(world.clock.wall_ms()) == []
+    await asyncio.sleep(120)
+    assert await expire(world, store) == 0, "it is another hour"
+    expired = await store.expired_segments(world.clock.wall_ms())
+    assert expired[0].begin == 0
+    assert all(segment.is_sealed for segment in expired)
 
-        now_ms = world.clock.wall_ms()
-        counts = await asyncio.gather(*[store.expire(now_ms, nothing, at_any_hour=True) for _ in range(2)])
+    now_ms = world.clock.wall_ms()
+    counts = await asyncio.gather(*[store.expire(now_ms, nothing, at_any_hour=True) for _ in range(2)])
 
-        assert sum(counts) == len(expired) > 3
-        assert await store.expired_segments(world.clock.wall_ms()) == []
-        assert names(world, "commitlog")[0] == f"{expired[-1].end:020}"
-
-    in_lives(life, delete_hours="20")
+    assert sum(counts) == len(expired) > 3
+    assert await store.expired_segments(world.clock.wall_ms()) == []
+    assert names(world, "commitlog")[0] == f"{expired[-1].end:020}"

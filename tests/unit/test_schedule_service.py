@@ -16,7 +16,7 @@ from storage.formats import queue_entry
 from storage.local.options import FlushPolicy
 from storage.message import Durability, QueueId
 from tests.support.builders import message
-from tests.support.schedules import EVERYTHING, OPTIONS, ORDERS, in_house
+from tests.support.schedules import EVERYTHING, OPTIONS, ORDERS, in_house, with_house
 from tests.support.simulation import World  # noqa
 
 TIMER = QueueId("rmq_sys_wheel_timer", 0)
@@ -26,19 +26,17 @@ TIMER = QueueId("rmq_sys_wheel_timer", 0)
 
 
 @pytest.mark.parametrize("delay_ms", [1_000, 1_234, 5_000, 60_000])
-def test_a_message_is_not_in_its_topic_before_it_is_due_and_is_there_after(delay_ms):
-    async def life(house):
-        due_ms = await house.put_off("a", delay_ms=delay_ms)
-        assert await house.deliver(due_ms - house.now_ms - 1) == []
+@with_house()
+async def test_a_message_is_not_in_its_topic_before_it_is_due_and_is_there_after(house, delay_ms):
+    due_ms = await house.put_off("a", delay_ms=delay_ms)
+    assert await house.deliver(due_ms - house.now_ms - 1) == []
 
-        assert await house.deliver(1) == ["a"]
+    assert await house.deliver(1) == ["a"]
 
-        (delivered,) = await house.store.read(ORDERS, 0, **EVERYTHING)
-        assert (delivered.message_id, delivered.stored_at_ms >= due_ms) == ("a", True)
-        assert await house.deliver(100_000) == ["a"]
-        assert await house.state("sch_a") is ScheduleState.DELIVERED
-
-    in_house(life)
+    (delivered,) = await house.store.read(ORDERS, 0, **EVERYTHING)
+    assert (delivered.message_id, delivered.stored_at_ms >= due_ms) == ("a", True)
+    assert await house.deliver(100_000) == ["a"]
+    assert await house.state("sch_a") is ScheduleState.DELIVERED
 
 
 @pytest.mark.parametrize("restart", ["none", "killed"])
@@ -66,63 +64,53 @@ def test_a_clock_that_was_once_a_year_ahead_puts_off_no_delay_that_is_asked_for_
     in_house(poisoned, *([delivered] if restart == "killed" else []))
 
 
-def test_messages_come_in_the_order_of_their_times_not_of_their_sends():
-    async def life(house):
-        for name, delay_ms in (("c", 300), ("a", 100), ("b", 200)):
-            await house.put_off(name, delay_ms=delay_ms)
+@with_house()
+async def test_messages_come_in_the_order_of_their_times_not_of_their_sends(house):
+    for name, delay_ms in (("c", 300), ("a", 100), ("b", 200)):
+        await house.put_off(name, delay_ms=delay_ms)
 
-        assert await house.deliver(1_000) == ["a", "b", "c"]
-
-    in_house(life)
+    assert await house.deliver(1_000) == ["a", "b", "c"]
 
 
-def test_a_delivery_and_its_mark_are_one_append():
-    async def life(house):
-        await house.put_off("a", "b", delay_ms=10)
-        await house.deliver(20)
+@with_house()
+async def test_a_delivery_and_its_mark_are_one_append(house):
+    await house.put_off("a", "b", delay_ms=10)
+    await house.deliver(20)
 
-        *delivered, mark = [
-            *await house.store.read(ORDERS, 0, **EVERYTHING),
-            *await house.store.read(MARK_QUEUE, 0, **EVERYTHING),
-        ]
-        assert [one.place & 0xFFFF for one in marks.decode(mark).entries] == [0, 1]
-        assert len({one.stored_at_ms for one in (*delivered, mark)}) == 1
-        assert delivered[0].log_offset < delivered[1].log_offset < mark.log_offset
-
-    in_house(life)
+    *delivered, mark = [
+        *await house.store.read(ORDERS, 0, **EVERYTHING),
+        *await house.store.read(MARK_QUEUE, 0, **EVERYTHING),
+    ]
+    assert [one.place & 0xFFFF for one in marks.decode(mark).entries] == [0, 1]
+    assert len({one.stored_at_ms for one in (*delivered, mark)}) == 1
+    assert delivered[0].log_offset < delivered[1].log_offset < mark.log_offset
 
 
-def test_the_lateness_of_every_delivery_is_told():
-    async def life(house):
-        due_ms = await house.put_off("a", delay_ms=10)
-        await house.deliver(250)
+@with_house()
+async def test_the_lateness_of_every_delivery_is_told(house):
+    due_ms = await house.put_off("a", delay_ms=10)
+    await house.deliver(250)
 
-        (late_ms,) = house.late_ms
-        assert 200 <= late_ms <= house.now_ms - due_ms
-
-    in_house(life)
+    (late_ms,) = house.late_ms
+    assert 200 <= late_ms <= house.now_ms - due_ms
 
 
-def test_more_messages_than_one_append_takes_are_all_delivered_once():
-    async def life(house):
-        names = [f"m{number:04}" for number in range(2_500)]
-        for at in range(0, 2_500, 500):
-            await house.put_off(*names[at : at + 500], delay_ms=3)
+@with_house()
+async def test_more_messages_than_one_append_takes_are_all_delivered_once(house):
+    names = [f"m{number:04}" for number in range(2_500)]
+    for at in range(0, 2_500, 500):
+        await house.put_off(*names[at : at + 500], delay_ms=3)
 
-        assert await house.deliver(50) == names
-
-    in_house(life)
+    assert await house.deliver(50) == names
 
 
-def test_large_messages_are_delivered_in_appends_that_fit():
-    async def life(house):
-        for number in range(6):
-            given = message(b"x" * 400_000, queue=ORDERS, message_id=f"m{number}")
-            await house.store.append([scheduled.put_off(scheduled.with_delay(given, delay_ms=3), house.now_ms)])
+@with_house()
+async def test_large_messages_are_delivered_in_appends_that_fit(house):
+    for number in range(6):
+        given = message(b"x" * 400_000, queue=ORDERS, message_id=f"m{number}")
+        await house.store.append([scheduled.put_off(scheduled.with_delay(given, delay_ms=3), house.now_ms)])
 
-        assert len(await house.deliver(50)) == 6
-
-    in_house(life)
+    assert len(await house.deliver(50)) == 6
 
 
 def test_a_backlog_is_delivered_at_its_rate_and_what_is_due_now_at_once():
@@ -161,34 +149,29 @@ def test_one_of_the_backlog_can_still_be_moved_and_cancelled():
     in_house(sends, comes_back, down_ms=60_000)
 
 
-def test_a_clock_that_is_set_back_makes_nothing_early_and_nothing_twice():
-    async def life(house):
-        due_ms = await house.put_off("a", delay_ms=100)
-        await asyncio.sleep(0.2)
+@with_house()
+async def test_a_clock_that_is_set_back_makes_nothing_early_and_nothing_twice(house):
+    due_ms = await house.put_off("a", delay_ms=100)
+    await asyncio.sleep(0.2)
 
-        assert await house.service.run_once(due_ms - 1) == 0
-        assert await house.service.run_once(due_ms) == 1
-        assert await house.service.run_once(due_ms - 50) == 0
-        assert await house.bodies() == ["a"]
-
-    in_house(life)
+    assert await house.service.run_once(due_ms - 1) == 0
+    assert await house.service.run_once(due_ms) == 1
+    assert await house.service.run_once(due_ms - 50) == 0
+    assert await house.bodies() == ["a"]
 
 
-def test_what_is_put_off_after_the_clock_was_set_back_waits_for_its_own_time():
+@with_house()
+async def test_what_is_put_off_after_the_clock_was_set_back_waits_for_its_own_time(house):
     """It is due before what had been looked at by the other clock, and is no backlog for all that."""
+    await house.deliver(86_400_000)
+    house.world.clock.jump(-86_400_000)
+    due_ms = house.now_ms + 3_600_000
+    await house.put_off("b", due_ms=due_ms)
 
-    async def life(house):
-        await house.deliver(86_400_000)
-        house.world.clock.jump(-86_400_000)
-        due_ms = house.now_ms + 3_600_000
-        await house.put_off("b", due_ms=due_ms)
-
-        assert await house.deliver(1_000) == []
-        assert await house.deliver(1_000) == []
-        assert await house.deliver(due_ms - house.now_ms - 1) == []
-        assert await house.deliver(1) == ["b"]
-
-    in_house(life)
+    assert await house.deliver(1_000) == []
+    assert await house.deliver(1_000) == []
+    assert await house.deliver(due_ms - house.now_ms - 1) == []
+    assert await house.deliver(1) == ["b"]
 
 
 def test_a_poisoned_message_is_set_aside_with_its_reason_and_the_others_are_delivered():
@@ -216,7 +199,8 @@ def test_a_poisoned_message_is_set_aside_with_its_reason_and_the_others_are_deli
     in_house(life, later)
 
 
-def test_a_store_that_takes_nothing_delays_what_is_due_and_loses_nothing_of_it():
+@with_house()
+async def test_a_store_that_takes_nothing_delays_what_is_due_and_loses_nothing_of_it(house):
     class Refusing:
         """The store, with appends that are refused while `is_full`."""
 
@@ -232,27 +216,24 @@ def test_a_store_that_takes_nothing_delays_what_is_due_and_loses_nothing_of_it()
                 raise StorageFull
             return await self._store.append(messages, **how)
 
-    async def life(house):
-        await house.put_off("a", "b", delay_ms=10)
-        store = Refusing(house.store)
-        service = ScheduleService(store, house.world.clock, ScheduleOptions(catch_up_per_second=100))
-        await service.start()
-        for _ in range(80):  # until both belong to the backlog
-            await asyncio.sleep(0.1)
-            try:
-                await service.run_once(house.now_ms)
-            except StorageFull:
-                continue
-        assert await house.bodies() == []
-
-        store.is_full = False
-        for _ in range(3):
-            await asyncio.sleep(0.1)
+    await house.put_off("a", "b", delay_ms=10)
+    store = Refusing(house.store)
+    service = ScheduleService(store, house.world.clock, ScheduleOptions(catch_up_per_second=100))
+    await service.start()
+    for _ in range(80):  # until both belong to the backlog
+        await asyncio.sleep(0.1)
+        try:
             await service.run_once(house.now_ms)
+        except StorageFull:
+            continue
+    assert await house.bodies() == []
 
-        assert await house.bodies() == ["a", "b"]
+    store.is_full = False
+    for _ in range(3):
+        await asyncio.sleep(0.1)
+        await service.run_once(house.now_ms)
 
-    in_house(life)
+    assert await house.bodies() == ["a", "b"]
 
 
 # ------------------------------------------------------------------------------------------------------------ restarts
@@ -300,162 +281,142 @@ def test_a_kill_at_any_moment_of_a_delivery_neither_loses_nor_doubles_it(cut_aft
     in_house(first, second)
 
 
-def test_a_delivery_whose_sweep_was_cancelled_is_still_one_delivery():
-    async def life(house):
-        await house.put_off("a", delay_ms=10)
-        await asyncio.sleep(0.05)
-        sweep = asyncio.ensure_future(house.service.run_once(house.now_ms))
-        await asyncio.sleep(0.001)
-        sweep.cancel()
-        await house.service.drain()
+@with_house()
+async def test_a_delivery_whose_sweep_was_cancelled_is_still_one_delivery(house):
+    await house.put_off("a", delay_ms=10)
+    await asyncio.sleep(0.05)
+    sweep = asyncio.ensure_future(house.service.run_once(house.now_ms))
+    await asyncio.sleep(0.001)
+    sweep.cancel()
+    await house.service.drain()
 
-        assert await house.deliver(100) == ["a"]
-        assert await house.deliver(100) == ["a"]
-
-    in_house(life)
+    assert await house.deliver(100) == ["a"]
+    assert await house.deliver(100) == ["a"]
 
 
-def test_a_message_that_is_not_yet_durable_is_not_delivered_before_it_is():
-    async def life(house):
-        given = scheduled.put_off(scheduled.with_delay(message(b"a", queue=ORDERS, message_id="a"), delay_ms=1), house.now_ms)
-        await house.store.append([given], durability=Durability.BUFFERED)
+@with_house()
+async def test_a_message_that_is_not_yet_durable_is_not_delivered_before_it_is(house):
+    given = scheduled.put_off(scheduled.with_delay(message(b"a", queue=ORDERS, message_id="a"), delay_ms=1), house.now_ms)
+    await house.store.append([given], durability=Durability.BUFFERED)
 
-        assert await house.deliver(500) == ["a"]
-
-    in_house(life)
+    assert await house.deliver(500) == ["a"]
 
 
 # -------------------------------------------------------------------------------------------------------- move, cancel
 
 
-def test_a_delivered_message_that_waits_for_a_retry_is_still_delivered_and_cannot_be_cancelled():
-    async def life(house):
-        await house.put_off("a", delay_ms=1_000)
-        await house.deliver(1_001)
+@with_house()
+async def test_a_delivered_message_that_waits_for_a_retry_is_still_delivered_and_cannot_be_cancelled(house):
+    await house.put_off("a", delay_ms=1_000)
+    await house.deliver(1_001)
 
-        again = scheduled.with_delay(message(b"a", queue=ORDERS, message_id="a"), delay_ms=1_000, again=True)
-        (place,) = await house.store.append([scheduled.put_off(again, house.now_ms)])
+    again = scheduled.with_delay(message(b"a", queue=ORDERS, message_id="a"), delay_ms=1_000, again=True)
+    (place,) = await house.store.append([scheduled.put_off(again, house.now_ms)])
 
-        assert await house.state("sch_a") is ScheduleState.DELIVERED
-        with pytest.raises(AlreadyDelivered):
-            await house.service.cancel("sch_a")
-        assert await house.state(scheduled.schedule_id_at(place.queue, place.queue_offset)) is ScheduleState.SCHEDULED
-        assert await house.deliver(1_001) == ["a", "a"]
-
-    in_house(life)
+    assert await house.state("sch_a") is ScheduleState.DELIVERED
+    with pytest.raises(AlreadyDelivered):
+        await house.service.cancel("sch_a")
+    assert await house.state(scheduled.schedule_id_at(place.queue, place.queue_offset)) is ScheduleState.SCHEDULED
+    assert await house.deliver(1_001) == ["a", "a"]
 
 
-def test_a_cancelled_message_is_never_seen_and_cancelling_again_changes_nothing():
-    async def life(house):
-        await house.put_off("a", delay_ms=100)
+@with_house()
+async def test_a_cancelled_message_is_never_seen_and_cancelling_again_changes_nothing(house):
+    await house.put_off("a", delay_ms=100)
 
-        once = await house.service.cancel("sch_a")
-        again = await house.service.cancel("sch_a")
+    once = await house.service.cancel("sch_a")
+    again = await house.service.cancel("sch_a")
 
-        assert (once.state, once.revision, again) == (ScheduleState.CANCELLED, 2, once)
-        assert await house.deliver(1_000) == []
-        with pytest.raises(AlreadyCancelled):
-            await house.service.move("sch_a", house.now_ms)
-
-    in_house(life)
+    assert (once.state, once.revision, again) == (ScheduleState.CANCELLED, 2, once)
+    assert await house.deliver(1_000) == []
+    with pytest.raises(AlreadyCancelled):
+        await house.service.move("sch_a", house.now_ms)
 
 
-def test_a_moved_message_comes_at_its_new_time_earlier_or_later():
-    async def life(house):
-        await house.put_off("earlier", "later", delay_ms=10_000)
-        await house.service.move("sch_earlier", house.now_ms + 100)
-        await house.service.move("sch_later", house.now_ms + 20_000)
+@with_house()
+async def test_a_moved_message_comes_at_its_new_time_earlier_or_later(house):
+    await house.put_off("earlier", "later", delay_ms=10_000)
+    await house.service.move("sch_earlier", house.now_ms + 100)
+    await house.service.move("sch_later", house.now_ms + 20_000)
 
-        assert await house.deliver(200) == ["earlier"]
-        assert await house.deliver(15_000) == ["earlier"]
-        assert await house.deliver(5_000) == ["earlier", "later"]
-
-    in_house(life)
+    assert await house.deliver(200) == ["earlier"]
+    assert await house.deliver(15_000) == ["earlier"]
+    assert await house.deliver(5_000) == ["earlier", "later"]
 
 
-def test_what_was_delivered_can_neither_be_moved_nor_cancelled():
-    async def life(house):
-        await house.put_off("a", delay_ms=10)
-        await house.deliver(100)
+@with_house()
+async def test_what_was_delivered_can_neither_be_moved_nor_cancelled(house):
+    await house.put_off("a", delay_ms=10)
+    await house.deliver(100)
 
-        with pytest.raises(AlreadyDelivered):
-            await house.service.move("sch_a", house.now_ms + 1_000)
-        with pytest.raises(AlreadyDelivered):
-            await house.service.cancel("sch_a")
-        with pytest.raises(UnknownSchedule):
-            await house.service.cancel("sch_nobody")
-
-    in_house(life)
+    with pytest.raises(AlreadyDelivered):
+        await house.service.move("sch_a", house.now_ms + 1_000)
+    with pytest.raises(AlreadyDelivered):
+        await house.service.cancel("sch_a")
+    with pytest.raises(UnknownSchedule):
+        await house.service.cancel("sch_nobody")
 
 
 @pytest.mark.parametrize("head_start_ms", range(9))
-def test_a_cancel_that_races_a_delivery_either_cancels_or_is_told_that_it_is_too_late(head_start_ms):
-    async def life(house):
-        await house.put_off("a", delay_ms=20)
-        await asyncio.sleep(0.05)
-        sweep = asyncio.ensure_future(house.service.run_once(house.now_ms))
-        await asyncio.sleep(head_start_ms / 1000)
-        try:
-            await house.service.cancel("sch_a")
-            cancelled = True
-        except AlreadyDelivered:
-            cancelled = False
-        await sweep
+@with_house()
+async def test_a_cancel_that_races_a_delivery_either_cancels_or_is_told_that_it_is_too_late(house, head_start_ms):
+    await house.put_off("a", delay_ms=20)
+    await asyncio.sleep(0.05)
+    sweep = asyncio.ensure_future(house.service.run_once(house.now_ms))
+    await asyncio.sleep(head_start_ms / 1000)
+    try:
+        await house.service.cancel("sch_a")
+        cancelled = True
+    except AlreadyDelivered:
+        cancelled = False
+    await sweep
 
-        assert await house.deliver(1_000) == ([] if cancelled else ["a"])
-        assert await house.state("sch_a") is (ScheduleState.CANCELLED if cancelled else ScheduleState.DELIVERED)
-
-    in_house(life)
+    assert await house.deliver(1_000) == ([] if cancelled else ["a"])
+    assert await house.state("sch_a") is (ScheduleState.CANCELLED if cancelled else ScheduleState.DELIVERED)
 
 
-def test_a_cancel_that_comes_first_wins_over_a_sweep_that_begins_meanwhile():
-    async def life(house):
-        await house.put_off("a", delay_ms=20)
-        await asyncio.sleep(0.05)
-        await house.service.follow()
-        cancel = asyncio.ensure_future(house.service.cancel("sch_a"))
-        await asyncio.sleep(0.006)  # it has found its message, and not yet marked it
-        assert (await house.store.offsets(MARK_QUEUE)).end == 0
-        await house.service.run_once(house.now_ms)
+@with_house()
+async def test_a_cancel_that_comes_first_wins_over_a_sweep_that_begins_meanwhile(house):
+    await house.put_off("a", delay_ms=20)
+    await asyncio.sleep(0.05)
+    await house.service.follow()
+    cancel = asyncio.ensure_future(house.service.cancel("sch_a"))
+    await asyncio.sleep(0.006)  # it has found its message, and not yet marked it
+    assert (await house.store.offsets(MARK_QUEUE)).end == 0
+    await house.service.run_once(house.now_ms)
 
-        assert (await cancel).state is ScheduleState.CANCELLED
-        assert await house.deliver(1_000) == []
-
-    in_house(life)
+    assert (await cancel).state is ScheduleState.CANCELLED
+    assert await house.deliver(1_000) == []
 
 
-def test_a_list_is_in_the_order_of_times_page_by_page_in_every_state():
-    async def life(house):
-        for number in range(40):
-            await house.put_off(f"{number:02}", delay_ms=60_000 - 1_000 * number, queue=QueueId("orders", 0))
-        for number in range(0, 40, 4):
-            await house.service.cancel(f"sch_{number:02}")
+@with_house()
+async def test_a_list_is_in_the_order_of_times_page_by_page_in_every_state(house):
+    for number in range(40):
+        await house.put_off(f"{number:02}", delay_ms=60_000 - 1_000 * number, queue=QueueId("orders", 0))
+    for number in range(0, 40, 4):
+        await house.service.cancel(f"sch_{number:02}")
 
-        for page_size in (1, 3, 7, 100):
-            waits = await house.listed(ScheduleState.SCHEDULED, page_size=page_size)
-            both = await house.listed(ScheduleState.SCHEDULED, ScheduleState.CANCELLED, page_size=page_size)
-            assert [one.message_id for one in waits] == [f"{number:02}" for number in range(39, -1, -1) if number % 4]
-            assert [one.message_id for one in both] == [f"{number:02}" for number in range(39, -1, -1)]
-            assert {one.state for one in both[:4]} == {ScheduleState.SCHEDULED, ScheduleState.CANCELLED}
-
-    in_house(life)
+    for page_size in (1, 3, 7, 100):
+        waits = await house.listed(ScheduleState.SCHEDULED, page_size=page_size)
+        both = await house.listed(ScheduleState.SCHEDULED, ScheduleState.CANCELLED, page_size=page_size)
+        assert [one.message_id for one in waits] == [f"{number:02}" for number in range(39, -1, -1) if number % 4]
+        assert [one.message_id for one in both] == [f"{number:02}" for number in range(39, -1, -1)]
+        assert {one.state for one in both[:4]} == {ScheduleState.SCHEDULED, ScheduleState.CANCELLED}
 
 
-def test_a_list_shows_those_of_a_topic_before_a_time():
-    async def life(house):
-        await house.store.create_topic("emails", queue_count=1)
-        await house.put_off("a", "b", delay_ms=10_000)
-        await house.put_off("c", delay_ms=20_000, queue=QueueId("emails", 0))
-        due_ms = await house.put_off("d", delay_ms=30_000, queue=QueueId("emails", 0))
-        await house.put_off("retry", delay_ms=5, queue=QueueId("%RETRY%shop", 0))
+@with_house()
+async def test_a_list_shows_those_of_a_topic_before_a_time(house):
+    await house.store.create_topic("emails", queue_count=1)
+    await house.put_off("a", "b", delay_ms=10_000)
+    await house.put_off("c", delay_ms=20_000, queue=QueueId("emails", 0))
+    due_ms = await house.put_off("d", delay_ms=30_000, queue=QueueId("emails", 0))
+    await house.put_off("retry", delay_ms=5, queue=QueueId("%RETRY%shop", 0))
 
-        emails = await house.listed(ScheduleState.SCHEDULED, topic="emails")
-        early = await house.listed(ScheduleState.SCHEDULED, due_before_ms=due_ms)
+    emails = await house.listed(ScheduleState.SCHEDULED, topic="emails")
+    early = await house.listed(ScheduleState.SCHEDULED, due_before_ms=due_ms)
 
-        assert [one.message_id for one in emails] == ["c", "d"]
-        assert [one.message_id for one in early] == ["a", "b", "c"]
-
-    in_house(life)
+    assert [one.message_id for one in emails] == ["c", "d"]
+    assert [one.message_id for one in early] == ["a", "b", "c"]
 
 
 # ------------------------------------------------------------------------------------------------------ brokers' stores

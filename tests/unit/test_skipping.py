@@ -8,7 +8,7 @@ from delivery.positions import QueueLag
 from delivery.trace import tell
 from storage.errors import StorageFull
 from storage.message import QueueId
-from tests.support.delivery import EVERYTHING, GROUP, ORDERS, House, in_house, rules, without_snapshot
+from tests.support.delivery import EVERYTHING, GROUP, ORDERS, House, in_house, rules, with_house, without_snapshot
 
 LETTERS = tuple("abcdefgh")
 NEWEST_THREE = rules(skip_lag_over=3)
@@ -32,104 +32,90 @@ async def names(house: House) -> str:
     return "".join(name for name, _ in await house.names())
 
 
-def test_of_a_queue_that_is_too_long_the_newest_are_handed_out_and_the_others_counted():
-    async def life(house: House) -> None:
-        await house.send(*LETTERS)
+@with_house(given=NEWEST_THREE)
+async def test_of_a_queue_that_is_too_long_the_newest_are_handed_out_and_the_others_counted(house):
+    await house.send(*LETTERS)
 
-        assert await names(house) == "fgh"
+    assert await names(house) == "fgh"
 
-        assert await house.position() == 5
-        assert (await lag(house)).skipped == house.delivery.count_skipped() == 5
-        assert await skips(house) == [Skip(*ORDERS, 0, 5, "lag")]
-
-    in_house(life, given=NEWEST_THREE)
+    assert await house.position() == 5
+    assert (await lag(house)).skipped == house.delivery.count_skipped() == 5
+    assert await skips(house) == [Skip(*ORDERS, 0, 5, "lag")]
 
 
 @pytest.mark.parametrize("sent", ["", "a", "abc"])
-def test_a_queue_that_is_as_long_as_it_may_be_is_handed_out_whole(sent):
-    async def life(house: House) -> None:
-        await house.send(*sent)
+@with_house(given=NEWEST_THREE)
+async def test_a_queue_that_is_as_long_as_it_may_be_is_handed_out_whole(house, sent):
+    await house.send(*sent)
 
-        assert await names(house) == sent
-        assert await skips(house) == []
-
-    in_house(life, given=NEWEST_THREE)
+    assert await names(house) == sent
+    assert await skips(house) == []
 
 
-def test_each_queue_is_as_long_as_it_is_and_another_ones_length_does_not_count():
-    async def life(house: House) -> None:
-        other = QueueId("orders", 1)
-        await house.send("a", "b", "c", "d")
-        await house.send("e", "f", queue=other)
+@with_house(given=NEWEST_THREE, queues=2)
+async def test_each_queue_is_as_long_as_it_is_and_another_ones_length_does_not_count(house):
+    other = QueueId("orders", 1)
+    await house.send("a", "b", "c", "d")
+    await house.send("e", "f", queue=other)
 
-        assert sorted(await names(house)) == list("bcdef")
-        assert ((await lag(house)).skipped, (await lag(house, other)).skipped) == (1, 0)
-
-    in_house(life, given=NEWEST_THREE, queues=2)
+    assert sorted(await names(house)) == list("bcdef")
+    assert ((await lag(house)).skipped, (await lag(house, other)).skipped) == (1, 0)
 
 
-def test_what_is_too_old_is_passed_over_and_what_is_younger_is_not():
-    async def life(house: House) -> None:
-        await house.send("a", "b")
-        await house.sleep(700)
-        await house.send("c", "d")
-        await house.sleep(600)
+@with_house(given=YOUNGER_THAN_A_SECOND)
+async def test_what_is_too_old_is_passed_over_and_what_is_younger_is_not(house):
+    await house.send("a", "b")
+    await house.sleep(700)
+    await house.send("c", "d")
+    await house.sleep(600)
 
-        assert await names(house) == "cd"
+    assert await names(house) == "cd"
 
-        assert await house.position() == 2
-        assert await skips(house) == [Skip(*ORDERS, 0, 2, "age")]
-
-    in_house(life, given=YOUNGER_THAN_A_SECOND)
+    assert await house.position() == 2
+    assert await skips(house) == [Skip(*ORDERS, 0, 2, "age")]
 
 
-def test_where_both_rules_hold_each_message_is_skipped_once_and_by_one_of_them():
-    async def life(house: House) -> None:
-        await house.send("a", "b", "c")
-        await house.sleep(1_500)
-        await house.send("d", "e")
+@with_house(given=rules(skip_lag_over=4, skip_older_than_ms=1_000))
+async def test_where_both_rules_hold_each_message_is_skipped_once_and_by_one_of_them(house):
+    await house.send("a", "b", "c")
+    await house.sleep(1_500)
+    await house.send("d", "e")
 
-        assert await names(house) == "de"
+    assert await names(house) == "de"
 
-        assert await skips(house) == [Skip(*ORDERS, 0, 1, "lag"), Skip(*ORDERS, 1, 2, "age")]
-        assert house.delivery.count_skipped() == 3
-
-    in_house(life, given=rules(skip_lag_over=4, skip_older_than_ms=1_000))
+    assert await skips(house) == [Skip(*ORDERS, 0, 1, "lag"), Skip(*ORDERS, 1, 2, "age")]
+    assert house.delivery.count_skipped() == 3
 
 
-def test_what_was_handed_out_once_comes_until_it_is_settled_however_old_and_far_behind_it_is():
-    async def life(house: House) -> None:
-        await house.send("a", "b")
-        first, _ = await house.receive()
-        await house.nack(first, delay_ms=1_500)
-        await house.pass_time(2_000)
-        await house.send(*LETTERS[2:])
+@with_house(given=rules(skip_lag_over=3, skip_older_than_ms=1_000, lease_ms=500))
+async def test_what_was_handed_out_once_comes_until_it_is_settled_however_old_and_far_behind_it_is(house):
+    await house.send("a", "b")
+    first, _ = await house.receive()
+    await house.nack(first, delay_ms=1_500)
+    await house.pass_time(2_000)
+    await house.send(*LETTERS[2:])
 
-        assert sorted(await house.names()) == [("a", 2), ("b", 2), *((name, 1) for name in "fgh")]
-        assert house.delivery.count_skipped() == 3
-
-    in_house(life, given=rules(skip_lag_over=3, skip_older_than_ms=1_000, lease_ms=500))
+    assert sorted(await house.names()) == [("a", 2), ("b", 2), *((name, 1) for name in "fgh")]
+    assert house.delivery.count_skipped() == 3
 
 
-def test_in_an_ordered_group_what_got_too_old_behind_its_key_is_passed_over_once_the_key_is_free():
-    async def life(house: House) -> None:
-        await house.send("a", "b", key="k")
-        (a,) = await house.receive(1)
-        await house.send("c", key="other")
-        assert await names(house) == "c"
-        await house.extend(a, 60_000)
-        await house.sleep(1_500)
-        await house.send("d", key="k")
-        assert await names(house) == ""
-        assert house.delivery.count_skipped() == 0
+@with_house(given=rules(ordered=True, skip_older_than_ms=1_000, lease_ms=60_000))
+async def test_in_an_ordered_group_what_got_too_old_behind_its_key_is_passed_over_once_the_key_is_free(house):
+    await house.send("a", "b", key="k")
+    (a,) = await house.receive(1)
+    await house.send("c", key="other")
+    assert await names(house) == "c"
+    await house.extend(a, 60_000)
+    await house.sleep(1_500)
+    await house.send("d", key="k")
+    assert await names(house) == ""
+    assert house.delivery.count_skipped() == 0
 
-        assert await house.ack(a) == [True]
+    assert await house.ack(a) == [True]
 
-        assert await names(house) == "d"
-        assert await skips(house) == [Skip(*ORDERS, 1, 1, "age")]
-        assert house.delivery.count_skipped() == 1
-
-    in_house(life, given=rules(ordered=True, skip_older_than_ms=1_000, lease_ms=60_000))
+    assert await names(house) == "d"
+    assert await skips(house) == [Skip(*ORDERS, 1, 1, "age")]
+    assert house.delivery.count_skipped() == 1
 
 
 @pytest.mark.parametrize("snapshots", [True, False])
@@ -207,39 +193,33 @@ def test_what_a_filter_would_not_let_pass_counts_too():
     in_house(life, given=given)
 
 
-def test_a_reset_brings_skipped_messages_back_and_the_rule_is_asked_again():
-    async def life(house: House) -> None:
-        await house.send(*LETTERS)
-        await house.receive()
-        await house.delivery.reset(GROUP, {ORDERS: 0})
+@with_house(given=NEWEST_THREE)
+async def test_a_reset_brings_skipped_messages_back_and_the_rule_is_asked_again(house):
+    await house.send(*LETTERS)
+    await house.receive()
+    await house.delivery.reset(GROUP, {ORDERS: 0})
 
-        house.rules = rules(skip_lag_over=7)
+    house.rules = rules(skip_lag_over=7)
 
-        assert await names(house) == "bcdefgh"
-
-    in_house(life, given=NEWEST_THREE)
+    assert await names(house) == "bcdefgh"
 
 
-def test_the_trace_of_a_skipped_message_says_so():
-    async def life(house: House) -> None:
-        await house.send(*LETTERS)
-        await house.receive()
-        await house.sleep(1_000)
-        (message,) = await house.store.read(ORDERS, 2, max_messages=1, max_bytes=1)
+@with_house(given=NEWEST_THREE)
+async def test_the_trace_of_a_skipped_message_says_so(house):
+    await house.send(*LETTERS)
+    await house.receive()
+    await house.sleep(1_000)
+    (message,) = await house.store.read(ORDERS, 2, max_messages=1, max_bytes=1)
 
-        told = await tell(house.store, message, begin=0, most_events=100)
+    told = await tell(house.store, message, begin=0, most_events=100)
 
-        assert [(one.event, one.group, one.attempt) for one in told.happened] == [("skipped", GROUP, None)]
-
-    in_house(life, given=NEWEST_THREE)
+    assert [(one.event, one.group, one.attempt) for one in told.happened] == [("skipped", GROUP, None)]
 
 
-def test_a_group_that_is_made_again_has_skipped_nothing():
-    async def life(house: House) -> None:
-        await house.send(*LETTERS)
-        await house.receive()
-        await house.delivery.delete(GROUP)
+@with_house(given=NEWEST_THREE)
+async def test_a_group_that_is_made_again_has_skipped_nothing(house):
+    await house.send(*LETTERS)
+    await house.receive()
+    await house.delivery.delete(GROUP)
 
-        assert house.delivery.count_skipped() == 0
-
-    in_house(life, given=NEWEST_THREE)
+    assert house.delivery.count_skipped() == 0

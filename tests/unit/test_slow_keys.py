@@ -5,7 +5,7 @@ import pytest
 from delivery import choosing
 from delivery.slots import State
 from storage.message import QueueId
-from tests.support.delivery import GROUP, OPTIONS, ORDERS, House, in_house, rules
+from tests.support.delivery import GROUP, OPTIONS, ORDERS, House, in_house, rules, with_house
 
 HOURS_MS = 6 * 3_600_000
 OTHER_QUEUE = QueueId("orders", 1)
@@ -53,58 +53,52 @@ async def consume(house: House, max_messages: int) -> tuple[list[str], int]:
     return names, receives
 
 
-def test_the_other_keys_and_queues_go_on_at_full_pace_while_one_key_is_held_for_hours():
-    async def life(house: House) -> None:
-        await hold_the_slow_key(house)
-        others = await send_with_a_slow_key(house, 600, slow_of=1, of=2)
-        elsewhere = await send_with_a_slow_key(house, 100, slow_of=0, of=1, queue=OTHER_QUEUE)
+@with_house(given=rules(ordered=True), queues=2, options=LARGE)
+async def test_the_other_keys_and_queues_go_on_at_full_pace_while_one_key_is_held_for_hours(house):
+    await hold_the_slow_key(house)
+    others = await send_with_a_slow_key(house, 600, slow_of=1, of=2)
+    elsewhere = await send_with_a_slow_key(house, 100, slow_of=0, of=1, queue=OTHER_QUEUE)
 
-        names, receives = await consume(house, 50)
+    names, receives = await consume(house, 50)
 
-        assert sorted(names) == sorted(others + elsewhere)
-        assert [name for name in names if name in others] == others
-        assert receives == len(names) // 50  # none of them less than full
-        await house.pass_time(3_600_000)
-        assert await house.receive() == []
-
-    in_house(life, given=rules(ordered=True), queues=2, options=LARGE)
+    assert sorted(names) == sorted(others + elsewhere)
+    assert [name for name in names if name in others] == others
+    assert receives == len(names) // 50  # none of them less than full
+    await house.pass_time(3_600_000)
+    assert await house.receive() == []
 
 
 @pytest.mark.parametrize("max_messages", [1, 10])
 @pytest.mark.parametrize("count", [200, 800])
-def test_what_was_looked_past_is_not_read_again_by_each_receive(count, max_messages):
-    async def life(house: House) -> None:
-        await hold_the_slow_key(house)
-        others = await send_with_a_slow_key(house, count, slow_of=3, of=4)
-        reads = Reads(house)
+@with_house(given=rules(ordered=True), options=LARGE)
+async def test_what_was_looked_past_is_not_read_again_by_each_receive(house, count, max_messages):
+    await hold_the_slow_key(house)
+    others = await send_with_a_slow_key(house, count, slow_of=3, of=4)
+    reads = Reads(house)
 
-        names, _ = await consume(house, max_messages)
+    names, _ = await consume(house, max_messages)
 
-        assert names == others
-        assert reads.messages < 5 * count  # and not some part of count * count
-        before = reads.messages
-        for _ in range(20):
-            assert await house.receive() == []
-        assert reads.messages == before
-
-    in_house(life, given=rules(ordered=True), options=LARGE)
-
-
-def test_what_was_looked_past_is_read_once_more_when_its_key_is_free():
-    async def life(house: House) -> None:
-        await house.send("held", key="slow")
-        (held,) = await house.receive(1, lease_ms=HOURS_MS)
-        await send_with_a_slow_key(house, 400, slow_of=1, of=1)
+    assert names == others
+    assert reads.messages < 5 * count  # and not some part of count * count
+    before = reads.messages
+    for _ in range(20):
         assert await house.receive() == []
-        await house.ack(held)
-        reads = Reads(house)
+    assert reads.messages == before
 
-        names, _ = await consume(house, 10)
 
-        assert names == [f"slow-0-{number}" for number in range(400)]
-        assert reads.messages == 400
+@with_house(given=rules(ordered=True), options=LARGE)
+async def test_what_was_looked_past_is_read_once_more_when_its_key_is_free(house):
+    await house.send("held", key="slow")
+    (held,) = await house.receive(1, lease_ms=HOURS_MS)
+    await send_with_a_slow_key(house, 400, slow_of=1, of=1)
+    assert await house.receive() == []
+    await house.ack(held)
+    reads = Reads(house)
 
-    in_house(life, given=rules(ordered=True), options=LARGE)
+    names, _ = await consume(house, 10)
+
+    assert names == [f"slow-0-{number}" for number in range(400)]
+    assert reads.messages == 400
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -139,33 +133,30 @@ def test_the_committed_offset_and_the_lag_say_what_waits_for_a_slow_key(restarts
 
 
 @pytest.mark.parametrize(("limit", "most"), [("_MOST_PASSED", 100), ("_MOST_CHUNKS", 2)])
-def test_so_much_is_looked_past_and_no_more_and_the_other_queues_go_on(monkeypatch, limit, most):
+@with_house(given=rules(ordered=True), queues=2, options=LARGE)
+async def test_so_much_is_looked_past_and_no_more_and_the_other_queues_go_on(house, monkeypatch, limit, most):
     """Memory has a limit. Behind it the queue waits for its slow key, and then all of it comes."""
     monkeypatch.setattr(choosing, limit, most)
+    await house.send("held", key="slow")
+    (held,) = await house.receive(1, lease_ms=HOURS_MS)
+    others = await send_with_a_slow_key(house, 2_000, slow_of=9, of=10)
+    elsewhere = await send_with_a_slow_key(house, 50, slow_of=0, of=1, queue=OTHER_QUEUE)
 
-    async def life(house: House) -> None:
-        await house.send("held", key="slow")
-        (held,) = await house.receive(1, lease_ms=HOURS_MS)
-        others = await send_with_a_slow_key(house, 2_000, slow_of=9, of=10)
-        elsewhere = await send_with_a_slow_key(house, 50, slow_of=0, of=1, queue=OTHER_QUEUE)
+    names, _ = await consume(house, 20)
 
-        names, _ = await consume(house, 20)
+    queue = house.delivery.table.group(GROUP).find(ORDERS)
+    assert queue is not None
+    past = queue.slots.counts[State.OPEN]
+    assert past < most + 256 if limit == "_MOST_PASSED" else queue.slots.chunk_count <= most + 1
+    assert [name for name in names if name in elsewhere] == elsewhere
+    came = [name for name in names if name in others]
+    assert came == others[: len(came)]
+    assert 0 < len(came) < len(others)
+    assert house.rules is not None
+    (_, orders, _), _ = await house.delivery.lag(GROUP, house.rules)
+    assert (orders.leased, orders.waiting) == (1, past)
+    assert orders.ready == 2_000 - len(came) - past  # nobody has looked at these
 
-        queue = house.delivery.table.group(GROUP).find(ORDERS)
-        assert queue is not None
-        past = queue.slots.counts[State.OPEN]
-        assert past < most + 256 if limit == "_MOST_PASSED" else queue.slots.chunk_count <= most + 1
-        assert [name for name in names if name in elsewhere] == elsewhere
-        came = [name for name in names if name in others]
-        assert came == others[: len(came)]
-        assert 0 < len(came) < len(others)
-        assert house.rules is not None
-        (_, orders, _), _ = await house.delivery.lag(GROUP, house.rules)
-        assert (orders.leased, orders.waiting) == (1, past)
-        assert orders.ready == 2_000 - len(came) - past  # nobody has looked at these
-
-        await house.ack(held)
-        assert len((await consume(house, 50))[0]) == 2_000 - len(came)
-        assert await house.position() == 2_001
-
-    in_house(life, given=rules(ordered=True), queues=2, options=LARGE)
+    await house.ack(held)
+    assert len((await consume(house, 50))[0]) == 2_000 - len(came)
+    assert await house.position() == 2_001

@@ -6,7 +6,7 @@ from delivery.lease_events import LEASE_QUEUE
 from delivery.tasks import Wanted
 from storage.errors import CorruptRecord
 from storage.message import StoredMessage
-from tests.support.delivery import EVERYTHING, GROUP, ORDERS, House, in_house, named, rules
+from tests.support.delivery import EVERYTHING, GROUP, ORDERS, House, named, rules, with_house
 
 
 async def sent(house: House, name: str) -> StoredMessage:
@@ -17,104 +17,94 @@ async def told(house: House, name: str, *, begin: int = 0, most_events: int = 1_
     return await trace.tell(house.store, await sent(house, name), begin=begin, most_events=most_events)
 
 
-def test_a_message_is_followed_through_its_retries_its_death_and_its_return():
-    async def life(house: House) -> None:
-        await house.send("other", "traced")
-        taken = await house.receive(worker="w")
-        await house.ack(taken[0])
-        await house.extend(taken[1], 5_000)
-        await house.nack(taken[1], delay_ms=0)
-        (again,) = await house.receive(1)
-        await house.nack(again, delay_ms=100)
-        await house.pass_time(200)
-        (retried,) = await house.receive()
-        assert named(retried) == ("traced", 3)
-        await house.give_up(retried)
-        await house.delivery.dead_letters.redrive(GROUP, Redrive(Wanted()))
-        await house.delivery.dead_letters.run_once()
-        (redriven,) = await house.receive()
-        await house.sleep(1_100)
-        await house.delivery.run_once()
-        (last,) = await house.receive()
-        await house.ack(last)
+@with_house(given=rules(max_attempts=5))
+async def test_a_message_is_followed_through_its_retries_its_death_and_its_return(house):
+    await house.send("other", "traced")
+    taken = await house.receive(worker="w")
+    await house.ack(taken[0])
+    await house.extend(taken[1], 5_000)
+    await house.nack(taken[1], delay_ms=0)
+    (again,) = await house.receive(1)
+    await house.nack(again, delay_ms=100)
+    await house.pass_time(200)
+    (retried,) = await house.receive()
+    assert named(retried) == ("traced", 3)
+    await house.give_up(retried)
+    await house.delivery.dead_letters.redrive(GROUP, Redrive(Wanted()))
+    await house.delivery.dead_letters.run_once()
+    (redriven,) = await house.receive()
+    await house.sleep(1_100)
+    await house.delivery.run_once()
+    (last,) = await house.receive()
+    await house.ack(last)
 
-        found, until_ms = await told(house, "traced")
+    found, until_ms = await told(house, "traced")
 
-        assert [(one.event, one.attempt) for one in found] == [
-            ("leased", 1),
-            ("extended", None),
-            ("nacked", None),
-            ("leased", 2),
-            ("nacked", None),
-            ("leased", 3),
-            ("dead_lettered", None),
-            ("redriven", None),
-            ("leased", 1),
-            ("expired", None),
-            ("leased", 2),
-            ("acked", None),
-        ]
-        assert ({one.group for one in found}, found[0].worker, until_ms) == ({GROUP}, "w", None)
-        assert named(redriven) == ("traced", 1)
-        assert [one.at_ms for one in found] == sorted(one.at_ms for one in found)
-
-    in_house(life, given=rules(max_attempts=5))
+    assert [(one.event, one.attempt) for one in found] == [
+        ("leased", 1),
+        ("extended", None),
+        ("nacked", None),
+        ("leased", 2),
+        ("nacked", None),
+        ("leased", 3),
+        ("dead_lettered", None),
+        ("redriven", None),
+        ("leased", 1),
+        ("expired", None),
+        ("leased", 2),
+        ("acked", None),
+    ]
+    assert ({one.group for one in found}, found[0].worker, until_ms) == ({GROUP}, "w", None)
+    assert named(redriven) == ("traced", 1)
+    assert [one.at_ms for one in found] == sorted(one.at_ms for one in found)
 
 
-def test_of_another_message_only_its_own_is_told():
-    async def life(house: House) -> None:
-        await house.send("a", "b", "c")
-        await house.ack(*(await house.receive())[:2])
+@with_house()
+async def test_of_another_message_only_its_own_is_told(house):
+    await house.send("a", "b", "c")
+    await house.ack(*(await house.receive())[:2])
 
-        assert [one.event for one in (await told(house, "b")).happened] == ["leased", "acked"]
-        assert [one.event for one in (await told(house, "c")).happened] == ["leased"]
-
-    in_house(life)
+    assert [one.event for one in (await told(house, "b")).happened] == ["leased", "acked"]
+    assert [one.event for one in (await told(house, "c")).happened] == ["leased"]
 
 
-def test_a_reset_is_told_of_a_message_that_the_group_had():
-    async def life(house: House) -> None:
-        await house.send("a")
-        await house.ack(*await house.receive())
-        await house.delivery.set_positions(GROUP, {ORDERS: 0})
-        await house.receive()
-        await house.send("b")
+@with_house()
+async def test_a_reset_is_told_of_a_message_that_the_group_had(house):
+    await house.send("a")
+    await house.ack(*await house.receive())
+    await house.delivery.set_positions(GROUP, {ORDERS: 0})
+    await house.receive()
+    await house.send("b")
 
-        assert [one.event for one in (await told(house, "a")).happened] == ["leased", "acked", "reset", "leased"]
-        assert (await told(house, "b")).happened == []
-
-    in_house(life)
+    assert [one.event for one in (await told(house, "a")).happened] == ["leased", "acked", "reset", "leased"]
+    assert (await told(house, "b")).happened == []
 
 
-def test_a_damaged_event_hides_no_other():
-    async def life(house: House) -> None:
-        await house.send("a")
-        await house.ack(*await house.receive())
-        read = house.store.read
+@with_house()
+async def test_a_damaged_event_hides_no_other(house):
+    await house.send("a")
+    await house.ack(*await house.receive())
+    read = house.store.read
 
-        async def damaged(queue, offset, **options):
-            if queue == LEASE_QUEUE and offset == 0:
-                raise CorruptRecord("00000000000000000000", 0, "damaged")
-            return await read(queue, offset, **options)
+    async def damaged(queue, offset, **options):
+        if queue == LEASE_QUEUE and offset == 0:
+            raise CorruptRecord("00000000000000000000", 0, "damaged")
+        return await read(queue, offset, **options)
 
-        house.store.read = damaged
+    house.store.read = damaged
 
-        assert [one.event for one in (await told(house, "a")).happened] == ["acked"]
-
-    in_house(life)
+    assert [one.event for one in (await told(house, "a")).happened] == ["acked"]
 
 
-def test_where_too_much_happened_it_is_said_until_when_was_looked():
-    async def life(house: House) -> None:
-        await house.send("a")
-        (one,) = await house.receive()
-        leased_ms = house.now_ms
-        await house.sleep(500)
-        await house.ack(one)
+@with_house()
+async def test_where_too_much_happened_it_is_said_until_when_was_looked(house):
+    await house.send("a")
+    (one,) = await house.receive()
+    leased_ms = house.now_ms
+    await house.sleep(500)
+    await house.ack(one)
 
-        found, until_ms = await told(house, "a", most_events=1)
-        assert ([one.event for one in found], until_ms) == (["leased"], leased_ms)
-        assert (await told(house, "a", most_events=2)).until_ms is None
-        assert [one.event for one in (await told(house, "a", begin=1)).happened] == ["acked"]
-
-    in_house(life)
+    found, until_ms = await told(house, "a", most_events=1)
+    assert ([one.event for one in found], until_ms) == (["leased"], leased_ms)
+    assert (await told(house, "a", most_events=2)).until_ms is None
+    assert [one.event for one in (await told(house, "a", begin=1)).happened] == ["acked"]
