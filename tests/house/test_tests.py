@@ -24,6 +24,8 @@ WAIT_FOR_PROCESSES = {
     "tests/support/fault_proxy.py",
 }
 VIRTUAL_TIME = "tests.support.simulation"
+_FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+LIVES = {"with_house", "with_world"}  # made by `one_life`
 
 
 def test_no_test_waits_for_the_clock():
@@ -47,14 +49,19 @@ def test_a_test_sleeps_on_virtual_time_only():
         known = {node.module for node in nodes(module) if isinstance(node, ast.ImportFrom)}
         assert VIRTUAL_TIME in known, f"{path} sleeps on real time"
         for node in module.body:
-            if isinstance(node, ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            if isinstance(node, ast.AsyncFunctionDef) and node.name.startswith("test_") and not _is_one_life(node):
                 assert not _sleeps(node), f"{path}: {node.name} runs on the real event loop"
+
+
+def _is_one_life(test: ast.AsyncFunctionDef) -> bool:
+    """Has a simulated world, by a decorator of tests/support/lives.py."""
+    return any(isinstance(one, ast.Call) and ast.unparse(one.func) in LIVES for one in test.decorator_list)
 
 
 def test_every_test_is_named_as_a_sentence():
     for path, module in modules("tests").items():
         for node in nodes(module):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
+            if isinstance(node, _FUNCTION) and node.name.startswith("test"):
                 assert len(node.name.split("_")) >= 4, f"{path}: {node.name} is no sentence"
                 # "nothing it should not" and "more than it should" say what is.
                 assert not re.search(r"(?<!_it)_should_", node.name), f"{path}: {node.name} says what should be; say what is"
@@ -62,7 +69,7 @@ def test_every_test_is_named_as_a_sentence():
 
 def test_every_test_lies_in_a_file_that_is_collected():
     for path, module in modules("tests").items():
-        tests = [node for node in nodes(module) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+        tests = [node for node in nodes(module) if isinstance(node, _FUNCTION) and node.name.startswith("test_")]
         assert not tests or PurePath(path).name.startswith("test_"), f"{path} has tests that nobody runs"
 
 
