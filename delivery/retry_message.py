@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from storage.formats import names, properties
-from storage.message import Message, QueueId, StoredMessage
+from storage.message import Message, QueueId, StoredMessage, resend
 
 _ORIGIN = "__origin"
 _GENERATION = "__generation"
@@ -143,17 +143,8 @@ def _copy(message: StoredMessage, queue: QueueId, *, attempts: int, more: dict[s
         _ORIGIN: f"{origin.queue.number}:{origin.queue_offset}",
         **more,
     }
-    return Message(
-        queue=queue,
-        message_id=message.message_id,
-        body=message.body,
-        born_at_ms=message.born_at_ms,
-        key=message.key,
-        tag=message.tag,
-        properties=message.properties,
-        system=system,
-        transaction=message.transaction,  # as a broker copies it; the half is not named again
-    )
+    # With the transaction's bits, as a broker copies it; the half is not named again.
+    return resend(message, queue, system, prepared_log_offset=0)
 
 
 def _number(text: str) -> int:

@@ -19,7 +19,7 @@ import msgspec
 from storage.errors import NotADelayedMessage
 from storage.formats import names, properties
 from storage.formats.delay_levels import DELAY_LEVEL, DELAYS_MS, SCHEDULE_TOPIC, deliver_at_ms
-from storage.message import NEVER_MS, DueEntry, Message, QueueId, StoredMessage
+from storage.message import NEVER_MS, DueEntry, Message, QueueId, StoredMessage, resend
 
 TIMER_QUEUE = QueueId(names.TIMER_TOPIC, 0)
 LEVEL_COUNT = len(DELAYS_MS)
@@ -104,18 +104,7 @@ def put_back(message: StoredMessage, due_ms: int, so_far: SoFar) -> Message:
     times = {properties.TIMER_DELIVER_MS: str(due_ms), properties.TIMER_OUT_MS: str(timer_slot_ms(due_ms))}
     # One that a broker put off is ours from now on, and called by its place as before.
     ours = {properties.SCHEDULE_ID: _AGAIN, **kept, SO_FAR: msgspec.json.encode(so_far).decode()}
-    return Message(
-        queue=TIMER_QUEUE,
-        message_id=message.message_id,
-        body=message.body,
-        born_at_ms=message.born_at_ms,
-        key=message.key,
-        tag=message.tag,
-        properties=message.properties,
-        system={**ours, **times},
-        transaction=message.transaction,
-        prepared_log_offset=message.prepared_log_offset,
-    )
+    return resend(message, TIMER_QUEUE, {**ours, **times})
 
 
 # ------------------------------------------------------------------------------------------------------- out of the wait
@@ -221,18 +210,8 @@ def unwrap(message: StoredMessage) -> Message:
         raise NotADelayedMessage(f"number {message.queue_offset} of {message.queue} does not say where it is to go")
     if topic in (names.HALF_TOPIC, SCHEDULE_TOPIC, names.TIMER_TOPIC):
         raise NotADelayedMessage(f"number {message.queue_offset} of {message.queue} is to go to {topic}")
-    return Message(
-        queue=QueueId(topic, int(number)),
-        message_id=message.message_id,
-        body=message.body,
-        born_at_ms=message.born_at_ms,
-        key=message.key,
-        tag=message.tag,
-        properties=message.properties,
-        system={name: value for name, value in message.system.items() if name not in _OF_THE_WAIT},
-        transaction=message.transaction,
-        prepared_log_offset=message.prepared_log_offset,
-    )
+    system = {name: value for name, value in message.system.items() if name not in _OF_THE_WAIT}
+    return resend(message, QueueId(topic, int(number)), system)
 
 
 def _is_number(text: str) -> bool:

@@ -85,6 +85,27 @@ class StoredMessage(Message, frozen=True, kw_only=True, gc=False):
     log_offset: int | None = None  # an opaque number of the engine; None where it has none
 
 
+def resend(
+    message: Message,
+    queue: QueueId,
+    system: Mapping[str, str],
+    *,
+    transaction: TransactionBits | None = None,
+    prepared_log_offset: int | None = None,
+) -> Message:
+    """A copy of a message that is to be appended to another queue: every field is kept but those given here.
+
+    Where the original was stored is of no meaning in the copy.
+    """
+    if transaction is None:
+        transaction = message.transaction
+    if prepared_log_offset is None:
+        prepared_log_offset = message.prepared_log_offset
+    return msgspec.structs.replace(
+        message, queue=queue, system=system, transaction=transaction, prepared_log_offset=prepared_log_offset
+    )
+
+
 class Appended(msgspec.Struct, frozen=True, gc=False):
     """Where one message went, and how sure that is."""
 

@@ -16,7 +16,7 @@ import msgspec
 
 from storage.formats import check_pass, properties
 from storage.formats.names import CHECK_TOPIC, HALF_TOPIC, HELD_TOPIC, OP_TOPIC
-from storage.message import Message, QueueId, StoredMessage, TransactionBits
+from storage.message import Message, QueueId, StoredMessage, TransactionBits, resend
 from txn.checkback_plan import CheckbackPolicy
 from txn.states import Resolver, TxnState
 
@@ -168,18 +168,7 @@ def wrap_again(halves: Sequence[StoredMessage], facts: Facts) -> list[Message]:
         }
         if index == 0:
             system[TRANSACTION_FACTS] = msgspec.json.encode(facts).decode()
-        copies.append(
-            Message(
-                queue=HALF_QUEUE,
-                message_id=half.message_id,
-                body=half.body,
-                born_at_ms=half.born_at_ms,
-                key=half.key,
-                tag=half.tag,
-                properties=half.properties,
-                system=system,
-            )
-        )
+        copies.append(resend(half, HALF_QUEUE, system, transaction=TransactionBits.NONE, prepared_log_offset=0))
     return copies
 
 
@@ -228,18 +217,8 @@ _NOT_ON_A_FINAL = frozenset(
 
 def unwrap_final(half: StoredMessage) -> Message:
     """The message as consumers see it."""
-    return Message(
-        queue=real_queue(half),
-        message_id=half.message_id,
-        body=half.body,
-        born_at_ms=half.born_at_ms,
-        key=half.key,
-        tag=half.tag,
-        properties=half.properties,
-        system={name: value for name, value in half.system.items() if name not in _NOT_ON_A_FINAL},
-        transaction=TransactionBits.COMMIT,
-        prepared_log_offset=half.log_offset or 0,
-    )
+    system = {name: value for name, value in half.system.items() if name not in _NOT_ON_A_FINAL}
+    return resend(half, real_queue(half), system, transaction=TransactionBits.COMMIT, prepared_log_offset=half.log_offset or 0)
 
 
 # -------------------------------------------------------------------------------------------------------------------- op

@@ -1,0 +1,99 @@
+"""A message that is stored a second time keeps each of its fields, those that are added later, too."""
+
+from collections.abc import Callable
+
+import pytest
+
+from delivery import retry_message
+from scheduler import scheduled_message
+from scheduler.scheduled_message import SoFar
+from storage.message import Message, QueueId, StoredMessage, TransactionBits
+from txn import half_message
+from txn.checkback_plan import CheckbackPolicy
+from txn.half_message import Facts
+
+ORDERS = QueueId("orders", 2)
+NOW_MS = 1_800_000_000_000
+
+
+class Prioritised(StoredMessage, frozen=True, kw_only=True, gc=False):
+    """A stored message with a field that this version does not have."""
+
+    priority: int = 0
+
+
+def stored(message: Message) -> Prioritised:
+    fields = {name: getattr(message, name) for name in message.__struct_fields__}
+    return Prioritised(**{**fields, "queue_offset": 7, "stored_at_ms": NOW_MS, "log_offset": 712})
+
+
+GIVEN = Prioritised(
+    queue=ORDERS,
+    message_id="msg_1",
+    body=b"\x00body",
+    born_at_ms=NOW_MS - 9,
+    key="8812",
+    tag="paid",
+    properties={"a": "b"},
+    system={"__content_type": "text/plain"},
+    priority=9,
+    transaction=TransactionBits.COMMIT,
+    prepared_log_offset=88,
+    queue_offset=7,
+    stored_at_ms=NOW_MS,
+)
+
+
+def halves() -> list[Prioritised]:
+    so_far = half_message.SoFar(sequence=1, prepared_at_ms=NOW_MS, revision=2, next_check_at_ms=NOW_MS)
+    facts = Facts(message_count=1, policy=CheckbackPolicy(), so_far=so_far)
+    wrapped = half_message.wrap_halves([GIVEN], transaction_id="txn_1", producer_group="shop", facts=facts)
+    return [stored(half) for half in wrapped]
+
+
+def waiting() -> Prioritised:
+    return stored(scheduled_message.put_off(scheduled_message.with_delay(GIVEN, delay_ms=5_000), NOW_MS))
+
+
+def half_written_again() -> Message:
+    (half,) = halves()
+    facts = half_message.facts_of(half)
+    assert facts is not None
+    (copy,) = half_message.wrap_again([half], facts)
+    return copy
+
+
+COPIES: dict[str, Callable[[], Message]] = {
+    "a final message": lambda: half_message.unwrap_final(halves()[0]),
+    "a half message written again": half_written_again,
+    "a retry": lambda: retry_message.retry_copy(GIVEN, "workers", attempts=1, generation=0),
+    "a dead letter": lambda: retry_message.dead_letter_copy(GIVEN, "workers", attempts=1, reason="db down"),
+    "a delayed message that is delivered": lambda: scheduled_message.unwrap(waiting()),
+    "a delayed message written again": lambda: scheduled_message.put_back(waiting(), NOW_MS, SoFar(revision=2)),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_a_message_that_is_stored_again_keeps_each_field_even_one_that_is_added_later(name):
+    copy = COPIES[name]()
+
+    for field in {*Message.__struct_fields__, "priority"} - {"queue", "system", "transaction", "prepared_log_offset"}:
+        assert getattr(copy, field) == getattr(GIVEN, field), field
+    assert copy.system["__content_type"] == "text/plain"
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "prepared_log_offset"),
+    [
+        ("a final message", TransactionBits.COMMIT, 712),
+        ("a half message written again", TransactionBits.NONE, 0),
+        ("a retry", TransactionBits.COMMIT, 0),
+        ("a dead letter", TransactionBits.COMMIT, 0),
+        ("a delayed message that is delivered", TransactionBits.COMMIT, 88),
+        ("a delayed message written again", TransactionBits.COMMIT, 88),
+    ],
+)
+def test_what_a_copy_is_in_a_transaction_is_decided_by_what_it_is_for(name, bits, prepared_log_offset):
+    copy = COPIES[name]()
+
+    assert (copy.transaction, copy.prepared_log_offset) == (bits, prepared_log_offset)
