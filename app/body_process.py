@@ -45,7 +45,10 @@ class BodyProcess:
             raise Refusal("overloaded", "the process that decodes large bodies has ended")
         found = outcome[0]
         if isinstance(found, Refusal):
-            raise found
+            try:
+                raise found
+            finally:
+                del found, outcome  # a frame that holds its own error is a cycle, and holds the body
         if isinstance(found, Failure):
             raise RuntimeError(f"in the process that decodes large bodies:\n{found.trace}")
         return cast("T", found)

@@ -14,6 +14,7 @@ from app.compression import deflating, inflating, takes_gzip
 from app.exchange import BODY_SHARE, HEADERS, IS_GONE, ClientGone, headers_by_name, takes_a_stream
 from app.observability import Metrics
 from app.settings import HttpOptions
+from app.tracebacks import drop_frames
 
 
 class Gateway:
@@ -60,8 +61,9 @@ class Gateway:
             )
             source = self._inflating(scope, receive) if is_compressed(headers) else receive
             await self._app(inner, self._counting(source, share, has_limit=not is_stream), out)
-        except (ClientDisconnect, ClientGone):
+        except (ClientDisconnect, ClientGone) as error:
             status = CLIENT_LEFT
+            drop_frames(error)
         except Exception as error:
             if has_started:
                 raise
@@ -106,6 +108,7 @@ async def _refuse(error: Exception, send: Send, *, path: str, request_id: str) -
     next full garbage collection.
     """
     refusal = refusal_of(error, path=path, request_id=request_id)
+    drop_frames(error)
     status = refusal.kind.status
     headers, body = problem_of(refusal, path=path, request_id=request_id)
     await send({"type": "http.response.start", "status": status, "headers": headers})

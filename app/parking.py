@@ -73,6 +73,7 @@ class Waiting:
         """The client has left: nothing is to be called any more."""
         self._parking.drop(self)
         self.forget()
+        self.again = self.forget = _nothing  # it may be in the order of time for long, with all that the request was
 
 
 class Parking:

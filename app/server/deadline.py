@@ -31,8 +31,9 @@ class Deadline:
         self._at = None
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Let go of everything, and of what was to be called: it owns this deadline."""
         self._at = None
+        self._on_expired = _nothing
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -52,3 +53,7 @@ class Deadline:
         else:
             self._at = None
             self._on_expired()
+
+
+def _nothing() -> None:
+    pass

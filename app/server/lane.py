@@ -28,6 +28,7 @@ from app.server.heads import KnownHeads, is_harmless
 from app.server.hot import Asked, HotAnswer, HotOperation, HotRead
 from app.server.request import Request
 from app.services import Services
+from app.tracebacks import drop_frames
 from storage.errors import TooManyWaiting
 
 _RESOURCE = 2  # the place in a path of what never varies: /v1/topics/...
@@ -345,6 +346,7 @@ async def _refuse(error: Exception, request: Request, given: Mapping[str, str], 
     """Tell the client of an error. The status. In a frame of its own, as in `app/gateway.py`."""
     path = request.raw_path.decode("ascii")
     refusal = answering.refusal_of(error, path=path, request_id=request_id)
+    drop_frames(error)
     status = refusal.kind.status
     headers, body = answering.problem_of(refusal, path=path, request_id=request_id)
     await _send(request, given, request_id, status, headers, Reply(status, body))

@@ -217,6 +217,7 @@ class Request:
                 raise ValueError("the answer is shorter than its Content-Length")
         if not has_more:
             self.is_answered = True
+            self._received.clear()  # nothing of it is received any more, and the connection may be idle for long
             self._wake()
             self.connection.end_answer(self)
 

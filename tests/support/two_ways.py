@@ -7,6 +7,7 @@ each time are replaced by their place among those that one way has shown, so tha
 import asyncio
 import gzip
 import re
+import weakref
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from http import HTTPStatus
@@ -149,7 +150,7 @@ class Way:
             del self._kept[connection]
         return wire.written
 
-    async def ask_and_leave(self, request: bytes, *, turns: int) -> None:
+    async def ask_and_leave(self, request: bytes, *, turns: int) -> "weakref.ref[Connection]":
         """A request on a connection of its own, whose client leaves after so many turns of the loop."""
         assert self._server is not None
         protocol = self._server.connect()
@@ -158,6 +159,7 @@ class Way:
         for _ in range(turns):
             await asyncio.sleep(0)
         protocol.connection_lost(None)
+        return weakref.ref(protocol)
 
     def pause_writing(self, connection: int = 0) -> None:
         """The client of this connection takes nothing for now."""
