@@ -1,4 +1,4 @@
-"""Every error the house raises, as one tree, split by who can act.
+"""Every error that the service raises, as one tree, split by who can act.
 
     MessagingError
     ├── RejectedError               the caller must change the request
@@ -11,6 +11,7 @@
     │   ├── UnsupportedCombination
     │   ├── NotSupportedByEngine    this engine, or this release, cannot do it
     │   ├── UnknownTopic  UnknownQueue  UnknownGroup  UnknownProducerGroup  UnknownTransaction
+    │   ├── UnknownRequest  UnknownSchedule  UnknownTask
     │   ├── TopicExists             .differences
     │   ├── TransactionExists
     │   ├── TransactionExpired
@@ -19,9 +20,11 @@
     │   │   └── OffsetBeyondEnd
     │   ├── TransactionConflict     .state .resolved_by   decided the other way already
     │   ├── CheckNotOpen
-    │   ├── UnknownRequest
+    │   ├── LeaseExpired
     │   ├── RequestClosed           .state
     │   ├── MessageGone             dropped by retention
+    │   ├── AlreadyDelivered  AlreadyCancelled    the schedule cannot be changed any more
+    │   ├── NotADelayedMessage
     │   ├── IdempotencyKeyReused    same key, another body
     │   └── IdempotencyInProgress   the first request with this key is still running
     ├── UnavailableError            the same request may succeed later
@@ -29,6 +32,7 @@
     │   ├── TooManyWaiting          too many long polls are parked
     │   ├── TooManyOpenTransactions
     │   ├── StoreRecovering         the store is not open yet
+    │   ├── RegistryUnavailable     the database of names cannot be reached
     │   └── StoreClosed             the store takes nothing new
     └── StorageError                an operator must look; never retried silently
         ├── CorruptRecord           .path .physical_offset .reason .repair .queue .queue_offset
