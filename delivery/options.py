@@ -1,6 +1,8 @@
 """How delivery under leases is set up."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+
+from storage.option_checks import require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,9 +14,7 @@ class RequestOptions:
     snapshot_interval_ms: int = 10_000
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) < 1:
-                raise ValueError(f"{field.name} must be at least 1, got {getattr(self, field.name)}")
+        require_at_least(1, self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +26,4 @@ class DeliveryOptions:
     snapshot_interval_ms: int = 10_000
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) < 1:
-                raise ValueError(f"{field.name} must be at least 1, got {getattr(self, field.name)}")
+        require_at_least(1, self)

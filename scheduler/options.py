@@ -1,6 +1,8 @@
 """How delayed delivery is set up."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+
+from storage.option_checks import require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +19,4 @@ class ScheduleOptions:
     cron_grace_ms: int = 60_000  # an occurrence that is later than this was missed: its schedule says what becomes of it
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) < 1:
-                raise ValueError(f"{field.name} must be at least 1, got {getattr(self, field.name)}")
+        require_at_least(1, self)

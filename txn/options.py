@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from storage.option_checks import require_at_least
+
 
 @dataclass(frozen=True, kw_only=True)
 class TransactionOptions:
@@ -12,6 +14,4 @@ class TransactionOptions:
     snapshot_interval_ms: int = 10_000
 
     def __post_init__(self) -> None:
-        for name in ("max_open", "decided_kept", "dedup_window_ms", "sweep_interval_ms", "snapshot_interval_ms"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        require_at_least(1, self, ("max_open", "decided_kept", "dedup_window_ms", "sweep_interval_ms", "snapshot_interval_ms"))

@@ -1,8 +1,9 @@
 """How many topics, queues and groups clients may create."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from storage.errors import LimitReached
+from storage.option_checks import require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,9 +16,7 @@ class LimitOptions:
     max_producer_groups: int = 10_000
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) < 1:
-                raise ValueError(f"{field.name} must be at least 1, got {getattr(self, field.name)}")
+        require_at_least(1, self)
 
 
 def check_limit(count: int, limit: int, what: str, *, pointer: str) -> None:

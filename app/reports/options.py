@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import BeforeValidator
 
 from app.environment import from_json
+from storage.option_checks import require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,4 @@ class AuditOptions:
     driver_memory: str = "1g"  # of the Java process that drives Spark
 
     def __post_init__(self) -> None:
-        for name in ("kept_reports", "max_queued", "timeout_ms"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        require_at_least(1, self, ("kept_reports", "max_queued", "timeout_ms"))

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, SecretStr
 
 from app.environment import from_json
 from app.webhooks.allowed import read_allowed
+from storage.option_checks import require_at_least
 
 _FERNET_KEY = re.compile(r"[A-Za-z0-9_-]{43}=")
 
@@ -29,6 +30,4 @@ class WebhookOptions:
         for key in self.encryption_keys:
             if not _FERNET_KEY.fullmatch(key.get_secret_value()):
                 raise ValueError("each of encryption_keys is the URL-safe base64 of 32 bytes")
-        for name in ("secret_overlap_ms", "max_connections"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        require_at_least(0, self, ("secret_overlap_ms", "max_connections"))

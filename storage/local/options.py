@@ -5,6 +5,7 @@ from enum import Enum
 
 from storage.files.vfs import PAGE_BYTES
 from storage.local.retention_plan import OnFull, RetentionPolicy
+from storage.option_checks import require_at_least
 
 MIB = 1 << 20
 _MOST_SEGMENTS_AHEAD = 16  # of small ones, tens of MiB would be thousands of files
@@ -60,15 +61,13 @@ class LocalStoreOptions:
         if self.segment_bytes < 4 * PAGE_BYTES or self.segment_bytes % PAGE_BYTES or self.segment_bytes >= 1 << 31:
             limits = f"a multiple of {PAGE_BYTES} from {4 * PAGE_BYTES} to below 2 GiB"
             raise ValueError(f"segment_bytes must be {limits}, got {self.segment_bytes}")
-        for name in (
+        require_at_least(1, self, (
             "queue_file_entries", "flush_interval_ms", "flush_thorough_interval_ms", "flush_max_bytes", "sync_timeout_ms",
             "slow_sync_ms", "warn_sync_ms", "prepare_ahead_bytes", "max_queued_bytes", "reserved_queue_bytes", "max_unit_bytes",
             "queue_flush_interval_ms", "snapshot_interval_ms", "snapshot_log_bytes", "max_open_segments",
             "max_open_index_files", "index_slots", "retention_ms", "delete_batch", "scrub_interval_ms",
             "verify_bytes_per_second",
-        ):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        ))  # fmt: skip
         if not 0 < self.clean_above <= self.force_above <= self.refuse_above <= 1:
             raise ValueError("clean_above, force_above and refuse_above must rise, above 0 and up to 1")
         if not all(hour.strip().isdigit() and int(hour) < 24 for hour in self.delete_hours.split(";")):
