@@ -23,7 +23,8 @@ from storage.formats import parts
 from storage.formats.names import SENT_KEY_TOPIC
 from storage.journal import Replay
 from storage.message import Appended, Message, QueueId, StoredMessage
-from storage.store import AppliedPrefix, KeyLookup, MessageStore, Snapshot, Snapshots, SyncedPosition, find_message
+from storage.offset_set import OffsetSet
+from storage.store import KeyLookup, MessageStore, Snapshot, Snapshots, SyncedPosition, find_message
 
 SNAPSHOT = "sent_keys"
 _SNAPSHOT_SLICE = 5_000
@@ -53,7 +54,7 @@ class SentKeys:
         self._table = SentTable(kept_bytes)
         self._running: set[tuple[str, str]] = set()
         self._tasks: set[asyncio.Task[list[Appended]]] = set()
-        self._applied = AppliedPrefix()
+        self._applied = OffsetSet()
         self._kept_end = 0
 
     async def start(self) -> None:
@@ -65,8 +66,8 @@ class SentKeys:
                 for sent in unpack(part):
                     self._table.keep(sent)
             self._applied.restart(snapshot.positions[_QUEUE])
-            self._kept_end = self._applied.end
-        replay = Replay(self._store, _QUEUE, max(self._applied.end, (await self._store.offsets(_QUEUE)).first), _sent_of)
+            self._kept_end = self._applied.prefix
+        replay = Replay(self._store, _QUEUE, max(self._applied.prefix, (await self._store.offsets(_QUEUE)).first), _sent_of)
         async for _, sent in replay:
             self._table.keep(sent)
         self._applied.restart(replay.end)
@@ -173,9 +174,9 @@ class SentKeys:
 
     async def save_snapshot(self) -> int:
         """Keep the table; how many bytes, 0 where nothing is new."""
-        if not isinstance(self._store, Snapshots) or self._applied.end == self._kept_end:
+        if not isinstance(self._store, Snapshots) or self._applied.prefix == self._kept_end:
             return 0
-        end, packed = self._applied.end, self._table.packed()
+        end, packed = self._applied.prefix, self._table.packed()
         slices = range(0, len(packed), _SNAPSHOT_SLICE)
         pieces = [parts.head(len(slices))]
         for at in slices:

@@ -14,7 +14,6 @@ import structlog
 from delivery import retry_message
 from delivery.journal import LeaseJournal
 from delivery.lease_events import Purged, Redriven, TaskBegun, TaskEnded
-from delivery.offset_set import OffsetSet
 from delivery.tasks import Task, TaskState, Wanted
 from storage.errors import (
     CorruptRecord,
@@ -26,6 +25,7 @@ from storage.errors import (
     UnknownTopic,
 )
 from storage.message import Durability, OffsetRange, StoredMessage
+from storage.offset_set import OffsetSet
 from storage.store import KeyLookup
 
 _READ_MESSAGES = 1_000

@@ -9,11 +9,11 @@ from typing import NamedTuple, Protocol
 
 from delivery.attempts import Attempts
 from delivery.due_wheel import DueWheel
-from delivery.offset_set import OffsetSet
 from delivery.queue_leases import QueueLeases
 from delivery.retries import Retries
 from delivery.slots import QueueSlots, State
 from storage.message import QueueId
+from storage.offset_set import OffsetSet
 
 _LOOK_AGAIN_MS = 1_000  # at a message that was being appended when its lease ended
 

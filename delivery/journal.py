@@ -16,7 +16,8 @@ from storage.clock import Clock
 from storage.errors import MessagingError
 from storage.journal import Replay
 from storage.message import Appended, Durability, Message, Placed
-from storage.store import AppliedPrefix, MessageStore, RowAppends, Snapshot, Snapshots, SyncedPosition
+from storage.offset_set import OffsetSet
+from storage.store import MessageStore, RowAppends, Snapshot, Snapshots, SyncedPosition
 from storage.turns import Changes
 
 SNAPSHOT = "leases"
@@ -31,7 +32,7 @@ class LeaseJournal:
         self.store = store
         self.clock = clock
         self.table = LeaseTable()
-        self._applied = AppliedPrefix()
+        self._applied = OffsetSet()
         self._kept_end = 0
         self.changes = Changes()
         self._row_store = store if isinstance(store, RowAppends) else None
@@ -138,7 +139,7 @@ class LeaseJournal:
 
     async def save_snapshot(self) -> int:
         """Keep the table, so that a start replays only what came later; how many bytes, 0 where nothing is new."""
-        end = self._applied.end
+        end = self._applied.prefix
         if not isinstance(self.store, Snapshots) or end == self._kept_end:
             return 0
         # In one go, so that the table is of one moment: a million unsettled messages are 20 MB of arrays to copy.

@@ -4,11 +4,11 @@ import msgspec
 
 from delivery.attempts import Attempt
 from delivery.group_leases import GroupLeases
-from delivery.offset_set import OffsetSet
 from delivery.retries import Retries
 from delivery.slots import QueueSlots, SlotsDump, State
 from delivery.tasks import Task
 from storage.message import QueueId
+from storage.offset_set import OffsetSet
 
 
 class GroupDump(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,9 +11,9 @@ from delivery.group_leases import GroupLeases
 from delivery.lease_events import AnyLeaseEvent
 from delivery.lease_snapshot import TableDump
 from delivery.moment import Moment
-from delivery.offset_set import OffsetSet
 from delivery.retries import Retries
 from delivery.tasks import Task, Tasks, TaskState
+from storage.offset_set import OffsetSet
 
 
 class LeaseTable:

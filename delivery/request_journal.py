@@ -12,7 +12,8 @@ from storage.clock import Clock
 from storage.errors import UnknownRequest
 from storage.journal import Replay
 from storage.message import Appended, Durability, Message
-from storage.store import AppliedPrefix, KeyLookup, MessageStore, Snapshot, Snapshots, SyncedPosition
+from storage.offset_set import OffsetSet
+from storage.store import KeyLookup, MessageStore, Snapshot, Snapshots, SyncedPosition
 from storage.watchers import Watchers
 
 SNAPSHOT = "requests"
@@ -37,7 +38,7 @@ class RequestJournal:
         self.table = RequestTable(closed_kept=options.closed_kept, cancelled_kept=options.cancelled_kept)
         self.watchers = Watchers()  # for a request to leave its state
         self.unstored: set[str] = set()  # requests that are known before they are in the log
-        self._applied = AppliedPrefix()
+        self._applied = OffsetSet()
         self._kept_end = 0
 
     async def start(self) -> int:
@@ -58,7 +59,7 @@ class RequestJournal:
 
     async def save_snapshot(self) -> int:
         """Keep the table, so that a start replays only what came later; how many bytes, 0 where nothing is new."""
-        end = self._applied.end
+        end = self._applied.prefix
         if not isinstance(self.store, Snapshots) or end == self._kept_end:
             return 0
         stored = [request for request in self.table if request.request_id not in self.unstored]

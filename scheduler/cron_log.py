@@ -15,7 +15,8 @@ from storage.clock import Clock
 from storage.errors import CorruptRecord
 from storage.journal import Replay
 from storage.message import Durability, Message
-from storage.store import AppliedPrefix, KeyLookup, MessageStore, Snapshot, Snapshots
+from storage.offset_set import OffsetSet
+from storage.store import KeyLookup, MessageStore, Snapshot, Snapshots
 
 SNAPSHOT = "cron"
 
@@ -44,7 +45,7 @@ class CronLog:
         self._clock = clock
         self._on_settled = on_settled
         self.table = CronTable()
-        self._applied = AppliedPrefix()
+        self._applied = OffsetSet()
         self._kept_end = 0
         self.left_out = 0  # damaged marks that the replay left out
 
@@ -67,7 +68,7 @@ class CronLog:
 
     async def replay(self) -> tuple[int, bool]:
         """Read the marks to the end: how many, and is there one that cannot be read?"""
-        begin = self._applied.end
+        begin = self._applied.prefix
         replay = Replay(self._store, CRON_QUEUE, begin, cron_schedule.read_mark, may_leave_out=True)
         async for _, mark in replay:
             self._settle(mark)
@@ -77,7 +78,7 @@ class CronLog:
 
     async def save_snapshot(self) -> int:
         """Keep how far schedules are settled; how many bytes, 0 where nothing is new."""
-        end = self._applied.end
+        end = self._applied.prefix
         if not isinstance(self._store, Snapshots) or end == self._kept_end:
             return 0
         data = msgspec.msgpack.encode(self.table.settled())

@@ -558,32 +558,6 @@ class ScatteredReads(Protocol):
         """
 
 
-class AppliedPrefix:
-    """How far a derived table reflects one queue, whatever the order in which appends are answered.
-
-    A buffered append is answered before a synced one in front of it; a snapshot must not claim both then.
-    """
-
-    def __init__(self) -> None:
-        self.end = 0
-        self._ahead: set[int] = set()
-
-    def restart(self, end: int) -> None:
-        """Everything below is reflected."""
-        self.end = end
-        self._ahead.clear()
-
-    def add(self, queue_offset: int) -> None:
-        """The message at this offset is reflected."""
-        if queue_offset != self.end:
-            self._ahead.add(queue_offset)
-            return
-        self.end += 1
-        while self._ahead and self.end in self._ahead:
-            self._ahead.discard(self.end)
-            self.end += 1
-
-
 async def read_each(
     store: MessageStore, places: Sequence[tuple[QueueId, int]], *, max_bytes: int
 ) -> list[StoredMessage | RejectedError | CorruptRecord]:

@@ -15,7 +15,8 @@ from storage.formats import parts
 from storage.identifiers import Identifiers
 from storage.journal import Replay
 from storage.message import Appended, Durability, Message, QueueId, StoredMessage
-from storage.store import AppliedPrefix, MessageStore, Reserve, Snapshot, Snapshots, SyncedPosition
+from storage.offset_set import OffsetSet
+from storage.store import MessageStore, Reserve, Snapshot, Snapshots, SyncedPosition
 from storage.watchers import Watchers
 from txn import half_message, recall
 from txn.half_message import HALF_QUEUE, AnyCheckEvent, CheckAnswer, Held, Op
@@ -53,7 +54,7 @@ class Journal:
         self.watchers = Watchers()
         # A commit writes all of its transaction again: that much is to be kept free.
         self._owe = store.owe if isinstance(store, Reserve) else lambda owed_bytes: None
-        self._applied = {queue: AppliedPrefix() for queue in half_message.SYSTEM_QUEUES}
+        self._applied = {queue: OffsetSet() for queue in half_message.SYSTEM_QUEUES}
         self._kept_positions = self._positions()
         self._on_decided = on_decided
         self.left_out = 0  # damaged events that the replay left out
@@ -232,7 +233,7 @@ class Journal:
         Raises CorruptRecord and UnknownFormat for a damaged event, unless `may_leave_out`: it is counted then.
         """
         applied = self._applied[queue]
-        begin = max(applied.end, (await self.store.offsets(queue)).first)
+        begin = max(applied.prefix, (await self.store.offsets(queue)).first)
         replay = Replay(self.store, queue, begin, read, may_leave_out=may_leave_out)
         async for message, event in replay:
             yield event
@@ -241,4 +242,4 @@ class Journal:
         self.left_out += replay.left_out
 
     def _positions(self) -> dict[QueueId, int]:
-        return {queue: applied.end for queue, applied in self._applied.items()}
+        return {queue: applied.prefix for queue, applied in self._applied.items()}

@@ -7,9 +7,9 @@ import pytest
 
 from delivery import tasks
 from delivery.dead_letters import Redrive
-from delivery.offset_set import OffsetSet
 from delivery.tasks import Task, TaskState, Wanted
 from storage.errors import IdempotencyKeyReused, StorageFull, UnknownTask
+from storage.offset_set import OffsetSet
 from tests.support.delivery import GROUP, ORDERS, House, in_house, named, rules, with_house
 
 DEAD_AT_ONCE = rules(max_attempts=2, backoff_ms=(100,), lease_ms=60_000)
