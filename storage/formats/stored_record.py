@@ -17,13 +17,13 @@ from storage.formats.record import FIXED_BYTES, MAGIC_V1, MAGIC_V2, V1_TOPIC_BYT
 from storage.formats.row import rows_of
 from storage.message import QueueId, StoredMessage
 
-_HEADER = struct.Struct(">iI4xi4xqqiq8xq8x4x8xi")  # formats/record.py up to body_bytes, with IPv4 hosts
+HEADER = struct.Struct(">iI4xi4xqqiq8xq8x4x8xi")  # formats/record.py up to body_bytes, with IPv4 hosts
+LENGTH = struct.Struct(">h")  # of the properties, in front of them
+IPV6_HOSTS = records.BORN_HOST_IPV6 | records.STORE_HOST_IPV6
 _PLACED = struct.Struct(">28xq")
 _SYS_FLAG = struct.Struct(">36xi")
 _PREPARED = struct.Struct(">q4x")  # in front of the body
-_LENGTH = struct.Struct(">h")
-_IPV6_HOSTS = records.BORN_HOST_IPV6 | records.STORE_HOST_IPV6
-assert _HEADER.size + 1 + _LENGTH.size == FIXED_BYTES
+assert HEADER.size + 1 + LENGTH.size == FIXED_BYTES
 
 
 class StoredRecord(msgspec.Struct, frozen=True, gc=False):
@@ -101,10 +101,10 @@ def of_queue(
     records end before the first one that does not.
     """
     checked: list[StoredRecord] = []
-    add, unpack, unpack_length = checked.append, _HEADER.unpack_from, _LENGTH.unpack_from
+    add, unpack, unpack_length = checked.append, HEADER.unpack_from, LENGTH.unpack_from
     topic, number = queue
     usual_magic, field = topic_field(topic)
-    body_at, more_bytes = _HEADER.size, len(field) + _LENGTH.size
+    body_at, more_bytes = HEADER.size, len(field) + LENGTH.size
     for data, queue_offset, (place, length, _) in zip(found, queue_offsets, entries, strict=False):
         if length < FIXED_BYTES:
             break
@@ -117,7 +117,7 @@ def of_queue(
         properties_at = body_end + more_bytes
         if (
             magic == usual_magic
-            and not sys_flag & _IPV6_HOSTS
+            and not sys_flag & IPV6_HOSTS
             and body_bytes >= 0
             and properties_at <= length
             and data.startswith(field, body_end)
@@ -140,7 +140,7 @@ def of_record(record: Record, data: bytes | None = None) -> StoredRecord:
     data = records.encode(record) if data is None else data
     properties_at = len(data) - len(record.properties)
     topic_bytes = len(record.topic.encode("utf-8")) + (1 if record.magic == MAGIC_V1 else 2)
-    body_end = properties_at - _LENGTH.size - topic_bytes
+    body_end = properties_at - LENGTH.size - topic_bytes
     return StoredRecord(
         data,
         records.queue_id(record.topic, record.queue_number),
@@ -172,4 +172,4 @@ def topic_field(topic: str) -> tuple[int, bytes]:
     name = topic.encode("utf-8")
     if len(name) <= V1_TOPIC_BYTES:
         return MAGIC_V1, bytes([len(name)]) + name
-    return MAGIC_V2, _LENGTH.pack(len(name)) + name
+    return MAGIC_V2, LENGTH.pack(len(name)) + name

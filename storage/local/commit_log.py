@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from storage.errors import CorruptRecord
 from storage.files.segments import Segments
+from storage.formats import queue_entry, record_block, scan, stored_record, unit
 from storage.formats import record as records
-from storage.formats import record_block, scan, stored_record, unit
 from storage.formats.names import LOST_TOPIC
 from storage.formats.queue_entry import Fields, QueueEntry
 from storage.formats.record import DamagedRecord, Record
@@ -85,25 +85,29 @@ class CommitLog:
         None where the disk must be asked, or one was never verified, or it or its entry is damaged, or they have more than
         `max_bytes` together, or lie in several segments: `stored_now` and the read lane find out which.
         """
-        found = record_block.entries_of(entries)
-        offsets, lengths = found
-        if lengths.min() < records.FIXED_BYTES or lengths.sum() > max_bytes or queue.topic == LOST_TOPIC:
-            return None
-        if not (offsets[:-1] < offsets[1:]).all():  # as the messages of a queue lie
-            return None
-        begin, end = int(offsets[0]), int(offsets[-1]) + int(lengths[-1])
+        fields = queue_entry.fields_of_all(entries)
+        begin, end = fields[0][0], fields[-1][0] + fields[-1][1]
         try:
             segment = self.segments.find(begin)
         except IndexError:  # a damaged entry points outside of the log
             return None
-        if end > min(segment.end_offset, self.written_end):
+        if end > min(segment.end_offset, self.written_end) or queue.topic == LOST_TOPIC:
             return None
         if begin < self.trusted_from and self._verified.end_of(begin) < min(end, self.trusted_from):
             return None
+        base, before, left = segment.base_offset, -1, max_bytes
+        places: list[tuple[int, int]] = []
+        for offset, length, _ in fields:
+            left -= length
+            if offset <= before or length < records.FIXED_BYTES or left < 0:  # offsets ascend, as the messages of a queue lie
+                return None
+            places.append((offset - base, length))
+            before = offset
         is_hot = begin >= max(self.trusted_from, self.written_end - _HOT_BYTES)
-        places = list(zip((offsets - segment.base_offset).tolist(), lengths.tolist(), strict=True))
-        data = b"".join(segment.read_ascending_cached(places, self._buffer, is_hot=is_hot))
-        return record_block.of_queue(queue, queue_offset, found, data)
+        found = segment.read_ascending_cached(places, self._buffer, is_hot=is_hot)
+        if len(fields) <= record_block.FEW:
+            return record_block.few_of_queue(queue, queue_offset, fields, found)
+        return record_block.of_queue(queue, queue_offset, record_block.entries_of(entries), b"".join(found))
 
     def fetch(self, entries: Sequence[QueueEntry]) -> Piece | None:
         """The bytes that these entries of a queue point to; they may end before the last of them. May wait for the disk."""

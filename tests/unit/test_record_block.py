@@ -1,5 +1,7 @@
 """A block of records: whatever is damaged, it holds exactly what the check of one record after another lets pass."""
 
+from collections.abc import Callable
+
 import pytest
 
 from storage.formats import properties, queue_entry, record_block, stored_record, unit
@@ -42,8 +44,16 @@ def one_by_one(queue: QueueId, entries: bytes, found: list[bytes]) -> list[Store
     return stored_record.of_queue(queue, range(FIRST, FIRST + len(fields)), fields, found)
 
 
-def block_of(queue: QueueId, entries: bytes, data: bytes) -> RecordBlock | None:
-    return record_block.of_queue(queue, FIRST, record_block.entries_of(entries), data)
+def by_columns(queue: QueueId, entries: bytes, found: list[bytes], first: int = FIRST) -> RecordBlock | None:
+    return record_block.of_queue(queue, first, record_block.entries_of(entries), b"".join(found))
+
+
+def in_one_loop(queue: QueueId, entries: bytes, found: list[bytes], first: int = FIRST) -> RecordBlock | None:
+    return record_block.few_of_queue(queue, first, queue_entry.fields_of_all(entries), found)
+
+
+BlockOf = Callable[..., RecordBlock | None]
+each_way = pytest.mark.parametrize("block_of", [by_columns, in_one_loop])
 
 
 def assert_equal(block: RecordBlock, expected: list[StoredRecord]) -> None:
@@ -57,19 +67,21 @@ def assert_equal(block: RecordBlock, expected: list[StoredRecord]) -> None:
     assert columns.stored_at_ms == [one.stored_at_ms for one in expected]
 
 
+@each_way
 @pytest.mark.parametrize("topic", ["orders", "t" * 127, "t" * 128, "lagerbestände"])
-def test_a_block_holds_the_records_that_are_found_one_by_one(topic):
+def test_a_block_holds_the_records_that_are_found_one_by_one(block_of: BlockOf, topic):
     queue = QueueId(topic, 3)
     found, entries = stored(b"", b"two", b"x" * 3_000, queue=queue, key="k", tag="t")
 
-    block = block_of(queue, b"".join(entries), b"".join(found))
+    block = block_of(queue, b"".join(entries), found)
 
     assert block is not None
     assert_equal(block, one_by_one(queue, b"".join(entries), found))
 
 
+@each_way
 @pytest.mark.parametrize("number", range(3))
-def test_no_bit_of_a_record_passes_that_does_not_pass_by_itself(number):
+def test_no_bit_of_a_record_passes_that_does_not_pass_by_itself(block_of: BlockOf, number):
     found, entries = stored(b"one", b"", b"three", key="k", tag="t")
     raw = b"".join(entries)
     for at in range(len(found[number])):
@@ -78,7 +90,7 @@ def test_no_bit_of_a_record_passes_that_does_not_pass_by_itself(number):
             damaged[at] ^= 1 << bit
             changed = [*found[:number], bytes(damaged), *found[number + 1 :]]
 
-            block = block_of(ORDERS, raw, b"".join(changed))
+            block = block_of(ORDERS, raw, changed)
 
             expected = one_by_one(ORDERS, raw, changed)
             is_usual = len(expected) == 3 and not expected[number].data[39] & 0x30  # of the hosts
@@ -87,27 +99,29 @@ def test_no_bit_of_a_record_passes_that_does_not_pass_by_itself(number):
                 assert_equal(block, expected)
 
 
-def test_no_bit_of_an_entry_passes_but_in_its_tag():
+@each_way
+def test_no_bit_of_an_entry_passes_but_in_its_tag(block_of: BlockOf):
     found, entries = stored(b"one", b"two", b"three")
     raw = b"".join(entries)
     for at in range(len(raw)):
         for bit in range(8):
             damaged = bytearray(raw)
             damaged[at] ^= 1 << bit
-            block = block_of(ORDERS, bytes(damaged), b"".join(found))
+            block = block_of(ORDERS, bytes(damaged), found)
             assert (block is not None) == (at % queue_entry.ENTRY_BYTES >= 12), (at, bit)
 
 
-def test_records_of_another_queue_or_offset_are_no_block():
+@each_way
+def test_records_of_another_queue_or_offset_are_no_block(block_of: BlockOf):
     found, entries = stored(b"one", b"two")
-    raw, data = b"".join(entries), b"".join(found)
-    places = record_block.entries_of(raw)
+    raw = b"".join(entries)
 
-    assert block_of(QueueId("orders", 2), raw, data) is None
-    assert block_of(QueueId("Orders", 3), raw, data) is None
-    assert record_block.of_queue(ORDERS, FIRST + 1, places, data) is None
-    assert block_of(ORDERS, raw, data[:-4]) is None
-    assert block_of(ORDERS, b"".join(reversed(entries)), b"".join(reversed(found))) is None
+    assert block_of(QueueId("orders", 2), raw, found) is None
+    assert block_of(QueueId("Orders", 3), raw, found) is None
+    assert block_of(ORDERS, raw, found, FIRST + 1) is None
+    assert block_of(ORDERS, raw, [found[0], found[1][:-4]]) is None
+    assert block_of(ORDERS, raw, found[:1]) is None
+    assert block_of(ORDERS, b"".join(reversed(entries)), found[::-1]) is None
 
 
 def test_strings_match_together_where_each_matches_alone():
