@@ -25,18 +25,18 @@ Again = Callable[[], Any]
 class Waiting:
     """The wait of a request, returned by a handler that found nothing. Event loop only.
 
-    Its handler has `wake` called when it may be worth asking again, and sets `forget`, which undoes that. Called after `wake`,
-    `forget` passes the occasion on to another request, where it was for one alone.
+    Its handler has `wake` called when it may be worth asking again, and sets `undo`, which is called with `wake` to end that.
+    Called after `wake`, it passes the occasion on to another request, where it was for one alone.
     """
 
-    __slots__ = ("_is_woken", "_parking", "again", "forget", "resume", "until_ms")
+    __slots__ = ("_again", "_is_woken", "_parking", "resume", "undo", "until_ms")
 
     def __init__(self, parking: "Parking", until_ms: int, again: Again) -> None:
         """`until_ms`: the end of the wait, on the monotonic clock. `again`: asks again, and may return another wait."""
         self._parking = parking
         self.until_ms = until_ms
-        self.again = again
-        self.forget: Callable[[], None] = _nothing
+        self._again = again
+        self.undo: Callable[[Callable[[], None]], None] | None = None
         self.resume: Callable[[Waiting], None] | None = None  # None unless the request is parked
         self._is_woken = False
 
@@ -63,6 +63,16 @@ class Waiting:
             if self.resume is not None:
                 self._parking.make_ready(self)
 
+    def again(self) -> Any:
+        """Ask again, once. What the request was is let go of: the wait may be in the order of time for long."""
+        again, self._again = self._again, _nothing
+        return again()
+
+    def forget(self) -> None:
+        """`wake` need not be called any more."""
+        if self.undo is not None:
+            self.undo(self.wake)
+
     def end(self) -> None:
         """Its time is up."""
         if not self._is_woken:
@@ -73,7 +83,7 @@ class Waiting:
         """The client has left: nothing is to be called any more."""
         self._parking.drop(self)
         self.forget()
-        self.again = self.forget = _nothing  # it may be in the order of time for long, with all that the request was
+        self._again = _nothing
 
 
 class Parking:
@@ -113,7 +123,7 @@ class Parking:
         """The wait of a request for a message at this offset of a queue, which is to be parked."""
         waiting = Waiting(self, until_ms, again)
         store.call_on_arrival(queue, offset, waiting.wake)
-        waiting.forget = partial(store.forget_call, queue, waiting.wake)
+        waiting.undo = partial(store.forget_call, queue)
         return waiting
 
     # ----------------------------------------------------------------------------------------- what becomes of a `Waiting`

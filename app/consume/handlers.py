@@ -93,7 +93,7 @@ async def _look(asked: _Receive) -> Reply | Waiting:
     call.share.hold(byte_count)
     if not found and not services.is_stopping and services.clock.monotonic_ms() < deadline_ms:
         waiting = services.parking.wait(deadline_ms, partial(_look, asked._replace(call=call.during_wait())))
-        waiting.forget = partial(services.delivery.end_wait, group, waiting.wake)
+        waiting.undo = partial(services.delivery.end_wait, group)
         await services.delivery.begin_wait(group, rules, request, waiting.wake)
         return waiting
     services.metrics.messages_out.inc(len(found))

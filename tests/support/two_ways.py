@@ -150,14 +150,17 @@ class Way:
             del self._kept[connection]
         return wire.written
 
-    async def ask_and_leave(self, request: bytes, *, turns: int) -> "weakref.ref[Connection]":
-        """A request on a connection of its own, whose client leaves after so many turns of the loop."""
+    async def ask_and_leave(self, request: bytes, *, turns: int = 0, is_answered: bool = False) -> "weakref.ref[Connection]":
+        """A request on a connection of its own, whose client leaves after so many turns of the loop, or when it is answered."""
         assert self._server is not None
-        protocol = self._server.connect()
-        protocol.connection_made(_Wire())
+        protocol, wire = self._server.connect(), _Wire()
+        protocol.connection_made(wire)
         protocol.data_received(request)
         for _ in range(turns):
             await asyncio.sleep(0)
+        if is_answered:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await wire.answered.wait()
         protocol.connection_lost(None)
         return weakref.ref(protocol)
 

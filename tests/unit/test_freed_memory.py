@@ -18,7 +18,8 @@ TURNS = 30  # of the loop, until a request waits or is answered
 LARGE = 900_000  # bytes; over 512 KiB another process decodes
 MOST_BYTES = 300_000
 HOST = "Host: localhost\r\nContent-Type: application/json"
-PULL = "/v1/topics/orders/queues/0/messages?offset=5"
+PULLED = "/v1/topics/orders/queues/0/messages"
+PULL = f"{PULLED}?offset=5"
 STREAM = "/v1/topics/orders/messages/stream"
 LINE = b'{"message":{"payload":"x"}}\n'
 
@@ -46,6 +47,17 @@ LEFT = {
     "requests behind one that waits": request("GET", f"{PULL}&wait_ms=30000", None, "X-Other: 1") * 2_000,
     "a stream": chunked(STREAM, LINE * 10, LINE[:9]),
 }
+
+
+def waits(wait_ms: int, *, step: int) -> dict[str, bytes]:
+    """By name; each for the message that is so many behind that of the one before it."""
+    return {
+        "a receive": request("POST", "/v1/groups/readers/receive", {"wait_ms": wait_ms}),
+        "a pull": request("GET", f"{PULLED}?offset={5 + step}&wait_ms={wait_ms}", None, "X-Other: 1"),
+        "a pull as bytes": request("GET", f"{PULLED}?offset={5 + 2 * step}&wait_ms={wait_ms}"),
+    }
+
+
 REFUSED = {
     "that is no JSON": request("POST", "/v1/topics/orders/messages", b'{"payload":"' + b"x" * LARGE),
     "with a field of the wrong type": request("POST", "/v1/topics/orders/messages", {"payload": "x" * LARGE, "tag": 5}),
@@ -93,6 +105,31 @@ def test_a_connection_that_is_lost_is_free_at_once(tmp_path):
             await begun(way)
             for name, sent in LEFT.items():
                 left = await way.ask_and_leave(sent, turns=TURNS)
+                await reached(lambda left=left: left() is None, f"the connection with {name} is free")
+
+    asyncio.run(play())
+
+
+def test_a_connection_that_is_lost_after_a_wait_has_ended_is_free_at_once(tmp_path):
+    async def play() -> None:
+        async with Way(tmp_path, is_direct=True) as way:
+            await begun(way)
+            for name, sent in waits(20, step=0).items():
+                left = await way.ask_and_leave(sent, is_answered=True)
+                await reached(lambda left=left: left() is None, f"the connection with {name} is free")
+
+    asyncio.run(play())
+
+
+def test_a_connection_whose_wait_a_message_has_ended_is_free_at_once(tmp_path):
+    async def play() -> None:
+        async with Way(tmp_path, is_direct=True) as way:
+            await begun(way)
+            for name, sent in waits(30_000, step=1).items():
+                asking = asyncio.create_task(way.ask_and_leave(sent, is_answered=True))
+                await reached(lambda: way.metric("escrowmq_long_polls_open") == 1, f"{name} waits")
+                await way.ask(request("POST", "/v1/topics/orders/messages", {"payload": "x"}))
+                left = await asking
                 await reached(lambda left=left: left() is None, f"the connection with {name} is free")
 
     asyncio.run(play())

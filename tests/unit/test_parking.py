@@ -129,8 +129,8 @@ def test_a_wait_whose_time_is_up_goes_on_and_its_occasion_is_forgotten_first():
         forgotten: list[str] = []
         long = waits.begin()
         late, early = waits.begin(wait_ms=40), waits.begin(wait_ms=20)
-        late.forget = lambda: forgotten.append("late")
-        early.forget = lambda: forgotten.append("early")
+        late.undo = lambda _: forgotten.append("late")
+        early.undo = lambda _: forgotten.append("early")
 
         await until(lambda: len(waits.resumed) == 2)
 
@@ -147,7 +147,7 @@ def test_who_was_woken_and_leaves_before_his_turn_gives_the_occasion_to_another(
         waiting = [waits.begin() for _ in range(100)]
         forgotten: list[Waiting] = []
         last = waiting[-1]
-        last.forget = lambda: forgotten.append(last)
+        last.undo = lambda _: forgotten.append(last)
         for one in waiting:
             one.wake()
         assert last not in waits.resumed
@@ -164,7 +164,7 @@ def test_one_more_than_may_wait_is_refused_and_what_would_wake_him_is_forgotten(
         waiting = [waits.begin(), waits.begin()]
         refused = waits.parking.wait(HOUR_MS, never_asked)
         forgotten: list[bool] = []
-        refused.forget = lambda: forgotten.append(True)
+        refused.undo = lambda _: forgotten.append(True)
 
         with pytest.raises(TooManyWaiting):
             refused.park(waits.resumed.append)
