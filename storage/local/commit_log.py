@@ -12,7 +12,7 @@ from storage.files.segments import Segments
 from storage.formats import queue_entry, record_block, scan, stored_record, unit
 from storage.formats import record as records
 from storage.formats.names import LOST_TOPIC
-from storage.formats.queue_entry import Fields, QueueEntry
+from storage.formats.queue_entry import ENTRY_BYTES, Fields, QueueEntry
 from storage.formats.record import DamagedRecord, Record
 from storage.formats.record_block import RecordBlock
 from storage.formats.stored_record import StoredRecord
@@ -85,29 +85,32 @@ class CommitLog:
         None where the disk must be asked, or one was never verified, or it or its entry is damaged, or they have more than
         `max_bytes` together, or lie in several segments: `stored_now` and the read lane find out which.
         """
-        fields = queue_entry.fields_of_all(entries)
-        begin, end = fields[0][0], fields[-1][0] + fields[-1][1]
+        is_few = len(entries) <= record_block.FEW * ENTRY_BYTES
+        found_at = queue_entry.fields_of_all(entries) if is_few else record_block.entries_of(entries)
+        if isinstance(found_at, list):
+            offsets, lengths = [place for place, _, _ in found_at], [length for _, length, _ in found_at]
+        else:
+            offsets, lengths = found_at.physical_offsets.tolist(), found_at.record_bytes.tolist()
+        if min(lengths) < records.FIXED_BYTES or sum(lengths) > max_bytes or queue.topic == LOST_TOPIC:
+            return None
+        if sorted(offsets) != offsets:  # they ascend, as the messages of a queue lie
+            return None
+        begin, end = offsets[0], offsets[-1] + lengths[-1]
         try:
             segment = self.segments.find(begin)
         except IndexError:  # a damaged entry points outside of the log
             return None
-        if end > min(segment.end_offset, self.written_end) or queue.topic == LOST_TOPIC:
+        if end > min(segment.end_offset, self.written_end):
             return None
         if begin < self.trusted_from and self._verified.end_of(begin) < min(end, self.trusted_from):
             return None
-        base, before, left = segment.base_offset, -1, max_bytes
-        places: list[tuple[int, int]] = []
-        for offset, length, _ in fields:
-            left -= length
-            if offset <= before or length < records.FIXED_BYTES or left < 0:  # offsets ascend, as the messages of a queue lie
-                return None
-            places.append((offset - base, length))
-            before = offset
         is_hot = begin >= max(self.trusted_from, self.written_end - _HOT_BYTES)
+        base = segment.base_offset
+        places = [(offset - base, length) for offset, length in zip(offsets, lengths, strict=True)]
         found = segment.read_ascending_cached(places, self._buffer, is_hot=is_hot)
-        if len(fields) <= record_block.FEW:
-            return record_block.few_of_queue(queue, queue_offset, fields, found)
-        return record_block.of_queue(queue, queue_offset, record_block.entries_of(entries), b"".join(found))
+        if isinstance(found_at, list):
+            return record_block.few_of_queue(queue, queue_offset, found_at, found)
+        return record_block.of_queue(queue, queue_offset, found_at, b"".join(found))
 
     def fetch(self, entries: Sequence[QueueEntry]) -> Piece | None:
         """The bytes that these entries of a queue point to; they may end before the last of them. May wait for the disk."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from storage.formats import properties, queue_entry, record_block, stored_record, unit
+from storage.formats import properties, queue_entry, record, record_block, stored_record, unit
 from storage.formats.record_block import RecordBlock
 from storage.formats.row import rows_of
 from storage.formats.stored_record import StoredRecord
@@ -97,6 +97,17 @@ def test_no_bit_of_a_record_passes_that_does_not_pass_by_itself(block_of: BlockO
             assert (block is not None) == is_usual, (at, bit)
             if block is not None:
                 assert_equal(block, expected)
+
+
+@each_way
+def test_a_record_that_is_too_short_for_the_topic_of_its_queue_makes_no_block(block_of: BlockOf):
+    found, entries = stored(b"", queue=QueueId("t", 3))
+    length = record.FIXED_BYTES + 1
+    short = length.to_bytes(4, "big") + found[0][4:length]
+    entry = entries[0][:8] + length.to_bytes(4, "big") + entries[0][12:]
+
+    assert block_of(QueueId("t" * 127, 3), entry, [short]) is None
+    assert one_by_one(QueueId("t" * 127, 3), entry, [short]) == []
 
 
 @each_way
