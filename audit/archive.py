@@ -9,8 +9,8 @@ Of each segment in this order, each step on disk before the next (`whole_files.p
 2. its name;
 3. its manifest, in the same way. A manifest that stands there vouches for a copy that outlives a power cut.
 
-A segment counts as copied where its manifest parses and states the size that the copy has; else it is copied anew. The folder
-can be audited as it is.
+A segment counts as copied where its manifest parses and states the size that the copy has; else it
+is copied again. The folder can be audited as it is.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ _COUNTED = ("kind", "stored_ms")
 
 
 class NotCopied(Exception):
-    """What was read back is not what was written; or another log's segment is there."""
+    """The copy read back differs from what was written, or it is a segment of another log."""
 
 
 def sealed_segments(log: Log) -> list[Segment]:
@@ -105,7 +105,7 @@ def _blocks(read: Callable[[int, int], bytes], begin: int, end: int) -> Iterator
 
 
 def _about(log: Log, segment: Segment) -> dict[str, Any]:
-    """What it holds; times are wall milliseconds."""
+    """Record count and storage times of a segment, in wall-clock milliseconds."""
     schema = columns.arrow_schema(_COUNTED)
     count, times = 0, []
     for part in extent.parts(log._replace(begin=segment.base_offset, end=segment.end_offset)):

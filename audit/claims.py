@@ -1,7 +1,7 @@
-"""What a store says beside its log: how far it had come, and how far those who read it.
+"""Metadata of a store beside its log: how far the log, its indexes and its readers had come.
 
-It is read before the log is looked at: whoever goes on meanwhile stores first and says so afterwards, so nothing that is read
-here may lie behind the end of the log that is found then.
+It is read before the log: a running store appends first and writes its metadata afterwards, so
+nothing that is read here may point behind the end of the log that is found then.
 """
 
 from collections.abc import Callable, Mapping

@@ -28,7 +28,7 @@ STRETCHES = (DAMAGED, FILLER, MISSING)  # rows that are no record; together with
 
 
 class Role(IntFlag):
-    """What a record is to its transaction; 0 for most records, which are nothing to any."""
+    """Role of a record in its transaction; 0 for a record outside transactions."""
 
     HALF = auto()
     COMMIT_OP = auto()

@@ -11,7 +11,7 @@ Options:
     endOffset        and up to the first unit at or behind it (up to where the log is on disk)
     reached          of a stream: the border at which an earlier one has ended; what lies behind it and is gone is `missing`
     maxBytesPerTrigger  of a stream: how much of the log one batch reads, to the next border of a unit
-    pushdown         "true" where spark.sql.python.filterPushdown.enabled is on, which it is not unless somebody asks; Spark
+    pushdown         "true" where spark.sql.python.filterPushdown.enabled is on, which it is not by default; Spark
                      refuses a reader that can take filters while it is off
     log              the log as an earlier look found it (`encode_log`): so that several reads mean the same bytes
 

@@ -40,7 +40,7 @@ def compact(spark: SparkSession, log: Log, target: str, *, with_bodies: bool = F
         return []
     tasks = spark.sparkContext.parallelize(missing, len(missing))
     made: list[dict[str, Any]] = tasks.map(partial(write, target=target, with_bodies=with_bodies)).collect()
-    for segment in missing:  # whoever made it somewhere else, on a disk that is not shared, has made nothing
+    for segment in missing:  # an executor whose disk is not shared has made nothing
         if not is_there(segment, target, with_bodies=with_bodies):
             raise NotCompacted(f"{target} does not have what was written there: all workers must share it")
     return made
@@ -93,7 +93,7 @@ def _place(segment: Segment, target: str) -> tuple[fs.FileSystem, str]:
 
 
 def _about(segment: Segment) -> dict[str, Any]:
-    """What an audit wants to know of its bytes."""
+    """Checksum and digests of a segment, for the manifest of its rows."""
     reader = LogReader()
     checksum, digests = 0, []
     try:

@@ -5,7 +5,7 @@
 
 The manifest has of the segment its length, crc32c and the digests of its blocks (`digest.py`), of the file its length and
 columns. An audit reads rows where it would read bytes, with the same findings. Checksums were checked when the rows were made:
-damage is rows of its own, and nobody can check it again.
+damage is rows of its own, and cannot be checked again.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ from audit.log_files import Segment, filesystem_of
 
 
 class NotInRows(Exception):
-    """What is asked for is not in the rows."""
+    """The compacted rows lack a requested column."""
 
 
 def rows(segment: Segment, begin: int, end: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -68,7 +68,7 @@ def _read(segment: Segment, begin: int, end: int, schema: pa.Schema) -> Iterator
         file = pq.ParquetFile(opened)
         missing = set(schema.names) - set(file.schema_arrow.names)
         if missing:
-            raise NotInRows(f"{segment.path} was made without {', '.join(sorted(missing))}: compact it anew")
+            raise NotInRows(f"{segment.path} was made without {', '.join(sorted(missing))}: compact it again")
         groups = [group for group in range(file.num_row_groups) if _overlaps(file, group, begin, end)]
         wanted = list(dict.fromkeys((*schema.names, "log_offset")))
         yield from file.iter_batches(BATCH_RECORDS, row_groups=groups, columns=wanted)

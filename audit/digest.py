@@ -1,4 +1,4 @@
-"""What an audit has read, as one number: whoever has the same bytes gets the same.
+"""One number for all bytes that an audit has read: equal bytes, equal number.
 
 block    sha256 of at most 16 MiB of a segment, counted from the segment's beginning
 segment  sha256 of its blocks' digests behind one another

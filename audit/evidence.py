@@ -20,7 +20,7 @@ _NAMES_HALF = (columns.FINAL, columns.DELAYED, columns.DELAYED_AGAIN)
 
 
 class Evidence:
-    """Of one log; `read` gives its rows anew."""
+    """Evidence from one log; `read` reads its rows again."""
 
     def __init__(self, log: Log, read: Read) -> None:
         self._log = log
@@ -88,7 +88,7 @@ def group_names(log: Log, offsets: Collection[int]) -> dict[int, str]:
 
 
 def present(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What is not there is absent."""
+    """The values without those that are None."""
     return {name: value for name, value in values.items() if value is not None}
 
 

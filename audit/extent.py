@@ -17,7 +17,7 @@ SPLIT_BYTES = 64 << 20
 
 
 class Span(NamedTuple):
-    """From where to where a log is read, as each task is told: a `Log` without its thousands of segments."""
+    """The range of a log that is read, for each task: a `Log` without its segments."""
 
     begin: int
     end: int
@@ -27,8 +27,8 @@ class Span(NamedTuple):
 class Log(NamedTuple):
     """A log, or a stretch of one. Plain values.
 
-    `begin` and `end` are borders of units. `limit` is the end of the whole log, `torn_bytes` what appends that nobody was
-    answered have written behind it.
+    `begin` and `end` are borders of units. `limit` is the end of the whole log, `torn_bytes` the
+    bytes behind it, written by appends that were never answered.
     """
 
     folder: Folder
@@ -47,7 +47,7 @@ class Log(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What one task reads: the records that begin in [begin, end). Without a segment the bytes are in no file."""
+    """Input of one task: the records that begin in [begin, end). No segment: no file has them."""
 
     begin: int
     end: int
@@ -108,7 +108,7 @@ def parts(log: Log, *, split_bytes: int = SPLIT_BYTES) -> list[Part]:
 
 
 def pieces(log: Log | Span, part: Part, reader: LogReader) -> Iterator[Piece]:
-    """What lies in the part."""
+    """The pieces of the log in this part."""
     segment = part.segment
     if segment is None:
         yield Piece(What.MISSING, part.begin, part.end - part.begin, "the bytes are in no file")
@@ -124,7 +124,7 @@ def pieces(log: Log | Span, part: Part, reader: LogReader) -> Iterator[Piece]:
     )
 
 
-# -------------------------------------------------------------------------------------- the end of a log that nobody closed
+# -------------------------------------------------------------------------------------- the end of
 
 
 def _walk_to_the_end(folder: Folder) -> Log:

@@ -31,7 +31,7 @@ def _by_libhdfs(uri: str) -> tuple[fs.FileSystem, str]:
     try:
         found, path = fs.FileSystem.from_uri(uri)
     except OSError as error:
-        if "to load lib" in str(error).partition("\n")[0]:  # of libjvm or libhdfs; else somebody has answered
+        if "to load lib" in str(error).partition("\n")[0]:  # of libjvm or libhdfs
             raise NoHdfs(_NEEDED) from None
         raise
     return found, path

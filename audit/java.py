@@ -61,7 +61,7 @@ def parse_version(text: str) -> tuple[int, int, int] | None:
 
 
 def _candidates() -> Iterator[str]:
-    """What JAVA_HOME names, what the PATH has, then what distributions install."""
+    """Java folders: from JAVA_HOME, from the PATH, then those that distributions install."""
     if os.environ.get("JAVA_HOME"):
         yield os.environ["JAVA_HOME"]
     for folder in os.environ.get("PATH", "").split(os.pathsep):

@@ -55,7 +55,7 @@ class KeyIndexSource(DataSource):
 
 
 @dataclass
-class OneFile(InputPartition):
+class IndexFilePartition(InputPartition):
     file: IndexFile
 
 
@@ -65,10 +65,10 @@ class KeyIndexReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [OneFile(file) for file in index_files(self._uri) if file.slots]
+        return [IndexFilePartition(file) for file in index_files(self._uri) if file.slots]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, OneFile):
+        if not isinstance(partition, IndexFilePartition):
             return  # of a store without an index
         filesystem, _ = filesystem_of(self._uri)
         with filesystem.open_input_file(partition.file.path) as opened:
@@ -89,7 +89,7 @@ def index_files(uri: str) -> list[IndexFile]:
                 files.append(IndexFile(info.path, Header(0, 0, 0, 0, 0, 0), 0))
                 continue
             header = index_file.decode_header_as_stated(raw)
-            if header.next_entry not in (0, 1):  # of a file that nobody has written an entry to
+            if header.next_entry not in (0, 1):  # of a file without an entry
                 files.append(IndexFile(info.path, header, _slots(opened, info.size, header) or 0))
     return files
 

@@ -64,7 +64,7 @@ class Folder(NamedTuple):
     segments: tuple[Segment, ...]
     slot: checkpoint.Slot | None
     broker_synced_ms: int | None  # by a broker's checkpoint, records stored up to then are on disk; None where there is none
-    is_abandoned: bool  # whoever wrote it is gone without having closed it, or nothing tells
+    is_abandoned: bool  # its writer ended without closing it, or this is unknown
     dropped: Dropped | None = None
     claims: Claims = Claims()
 
@@ -83,7 +83,7 @@ class Folder(NamedTuple):
 
 
 class LogReader:
-    """Reads bytes by their log offsets. One file is open at a time: whoever reads a log goes along it.
+    """Reads bytes by their log offsets. One file is open at a time: a log is read in order.
 
     Of a file on another machine more is read than was asked for, where that was little, and kept: there each read is a request.
     """

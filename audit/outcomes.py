@@ -1,9 +1,10 @@
 """What the log shows of every transaction: one row for each, by one shuffle.
 
-The reader says of each record what it is to its transaction (`columns.Role`). The rows are grouped by transaction id into
-numbers of fixed width (counts, smallest and largest offsets, sums), and from those the facts are worked out that `verdicts.py`
-judges. Messages are told apart by a hash of their id: that every message of a transaction has exactly one final is the equality
-of two sums. Where the sums do not settle it, its records are counted message by message (`look_closer`).
+The reader says of each record what it is to its transaction (`columns.Role`). The rows are grouped
+by transaction id into numbers of fixed width (counts, smallest and largest offsets, sums), and from
+those the facts are worked out that `verdicts.py` judges. Messages are distinguished by a hash of
+their id: that every message of a transaction has exactly one final is the equality of two sums.
+Where the sums do not settle it, its records are counted message by message (`look_closer`).
 
 No number overflows: what is summed is below 2**31, so there is room for 2**32 of it; sums and counts are multiplied modulo a
 prime, and what is equal is equal modulo it, too.
@@ -28,19 +29,20 @@ READ_COLUMNS = (
     "transaction_id", "group_hash", "first_half_offset", "message_count",
 )  # fmt: skip
 
-# Of the numbers those that somebody asks for behind the facts.
+# Numbers behind the facts that a caller asks for.
 _KEPT: tuple[str, ...] = ("transaction_id", "stretch", "bytes", "records", "group", "group_offset", "first_offset", "op_first")
 _PUBLISHED = Role.NAMED | Role.UNNAMED | Role.WAITING
 _OPS = Role.COMMIT_OP | Role.ROLLBACK_OP | Role.PLAIN_OP
 _PREPARED = _PUBLISHED | Role.WAITING_AGAIN | Role.ARRIVED
 
 _PRIME = (1 << 31) - 1
-_MOST_MESSAGES = 65_535  # of a transaction, since they are one unit; whoever claims more has them missing all the same
+_MOST_MESSAGES = 65_535  # of a transaction, which is one unit; more count as missing
 _NAMED_HALF = "half number "  # instead of a transaction id, where an op names a half that is not there
 
 Read = Callable[[Sequence[str]], DataFrame]
-"""The rows of the log with these columns, anew at each call: a frame used twice in a query gets in both places the filters that
-were pushed down for either (Spark 4.3)."""
+"""The rows of the log with these columns, read again at each call: a frame used twice in a query
+gets in both places the filters that were pushed down for either (Spark 4.3).
+"""
 
 
 class Bounds(NamedTuple):

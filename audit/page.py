@@ -193,7 +193,7 @@ def _undecided(groups: Sequence[Mapping[str, Any]]) -> str:
         axes.set_yticks(range(len(groups)), [_short(group["producer_group"] or "(unknown)") for group in groups])
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
-        axes.set_xlabel("transactions that nobody has decided")
+        axes.set_xlabel("transactions without a decision")
         figure.legend(loc="outside upper left", ncols=5, frameon=False)
 
     rows = [[one["producer_group"], one["n"], *one["older_than_ms"].values()] for one in groups]

@@ -33,7 +33,7 @@ _BATCH_ROWS = 1 << 14
 
 
 class NotShared(Exception):
-    """What a task has written is not there: its machine has another folder of that name."""
+    """The rows of a task are missing: its machine has another folder of that name."""
 
 
 def write(frame: DataFrame, uri: str) -> None:
@@ -72,7 +72,7 @@ class ParquetFolderSource(DataSource):
 
 
 @dataclass
-class OneFile(InputPartition):
+class ParquetFilePartition(InputPartition):
     path: str
 
 
@@ -83,10 +83,10 @@ class ParquetFolderReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         filesystem, path = filesystem_of(self._uri)
-        return [OneFile(file) for file in _files(filesystem, path)]
+        return [ParquetFilePartition(file) for file in _files(filesystem, path)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, OneFile)
+        assert isinstance(partition, ParquetFilePartition)
         filesystem, _ = filesystem_of(self._uri)
         schema = to_arrow_schema(self._schema, timezone="UTC")
         with filesystem.open_input_file(partition.path) as opened:

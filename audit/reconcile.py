@@ -1,8 +1,9 @@
 """The log held against what the producers' own database says became of each transaction.
 
-A producer that follows the pattern writes a marker with its data, in one local transaction: the id of the transaction and
-`commit` or `rollback`. What the markers say and what the log proves must be the same. Where they differ an event is lost (the
-database committed, and nobody was told) or a phantom (somebody was told, and the database did not commit).
+A producer that follows the pattern writes a marker with its data, in one local transaction: the id
+of the transaction and `commit` or `rollback`. What the markers say and what the log proves must be
+the same. Where they differ an event is lost (the database committed, and no consumer got it) or a
+phantom (a consumer got it, and the database did not commit).
 """
 
 from collections import Counter
@@ -86,7 +87,7 @@ _ROLLED_BACK = ("rolled_back_clean",)
 
 
 def judge(marked: str | None, proven: str | None, *, decision: str | None = None) -> str | None:
-    """What is wrong, of RECONCILED; None where both say the same, or nothing can be said.
+    """The fault, of RECONCILED; None where both agree or nothing can be concluded.
 
     `proven`: the verdict, None where the log has nothing of it; `decision`: what was decided of one that was decided late.
     """
@@ -103,7 +104,7 @@ def judge(marked: str | None, proven: str | None, *, decision: str | None = None
         return PHANTOM
     if marked == "rollback":
         return None if rolled_back or proven is None else UNSETTLED
-    return None  # nobody has marked it, and nothing was published
+    return None  # no mark of it, and nothing was published
 
 
 def carry_out(

@@ -49,8 +49,8 @@ def session(
 ) -> Iterator[SparkSession]:
     """A session that ends with the block. What Java and Spark have to say goes to the file `log`.
 
-    Without a `master` it is the one that spark-submit was told, or local[*]. `to_read_bytes`: how much the session is for,
-    where that is known. `settings` win over ours. Raises JavaNotFound.
+    Without a `master` it is the one given to spark-submit, or local[*]. `to_read_bytes`: how much
+    the session is for, where that is known. `settings` win over ours. Raises JavaNotFound.
     """
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, whose Java runs already
     is_local = master.startswith("local") if master is not None else not is_submitted
@@ -101,7 +101,7 @@ def _settings(*, is_local: bool, is_short: bool) -> dict[str, str]:
 
 @contextmanager
 def _stderr_into(path: Path) -> Iterator[None]:
-    """What the JVM inherits as its standard error at its start stays that for good; ours comes back."""
+    """Start the JVM with this file as its standard error; ours is restored."""
     sys.stderr.flush()
     kept = os.dup(2)
     target = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)

@@ -68,7 +68,7 @@ def _log(report: dict[str, Any]) -> RenderableType:
             f"{gone['unread_bytes']:,} bytes before them are not read"
         )
     if log.get("torn_bytes"):
-        lines.append(f"{log['torn_bytes']:,} bytes behind the end are of appends that nobody was answered")
+        lines.append(f"{log['torn_bytes']:,} bytes behind the end are of appends that were never answered")
     return Group(*[Text(line) for line in lines])
 
 

@@ -296,7 +296,7 @@ class TransactionAudit:
 
 
 def _compacted(segments: Sequence[Segment]) -> dict[str, Any]:
-    """What cannot be checked of rows."""
+    """Report entry on compacted segments, whose checksums cannot be checked."""
     rows = [one for one in segments if one.is_compacted]
     if not rows:
         return {}

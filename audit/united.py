@@ -54,7 +54,7 @@ def _compare(one: Segment, other: Segment) -> None:
     if one.is_compacted or other.is_compacted:
         return
     begins = [_first_bytes(each) for each in (one, other)]
-    if all(any(begin) for begin in begins) and begins[0] != begins[1]:  # a file that nobody has written to yet is all zeros
+    if all(any(begin) for begin in begins) and begins[0] != begins[1]:  # or unwritten
         raise DifferentLogs(f"{one.path} and {other.path} begin with different records: they are of different logs")
 
 

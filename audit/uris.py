@@ -2,7 +2,7 @@
 
 import re
 
-# What stands before the host of a URI: nobody but who has written it is to see it.
+# What stands before the host of a URI: it is a secret of its author.
 _USER_INFO = re.compile(r"(?<=://)(?:[^/@\s]*|[^/@\s:]*:(?!\d+/)[^@\s]*)@")
 
 

@@ -9,7 +9,7 @@ from enum import IntFlag, auto
 
 
 class Fact(IntFlag):
-    """What the records of one transaction show."""
+    """Facts that the records of one transaction show."""
 
     HALF = auto()  # a half of it is in the log
     GONE = auto()  # its half lay before the log's beginning
@@ -24,7 +24,7 @@ class Fact(IntFlag):
     UNCLEAR = auto()  # ALL_THERE and DOUBLED need a closer look
     ALTERED = auto()  # a final whose body is not its half's
     WRONG_HALF = auto()  # a final that names another half than its own
-    OURS_WITHOUT_OP = auto()  # this service published a message of it, and nobody has decided it
+    OURS_WITHOUT_OP = auto()  # this service published a message of it, and no op decides it
 
 
 # Name and meaning; every transaction has exactly one.
@@ -35,7 +35,7 @@ VERDICTS = {
     "rolled_back_but_delivered": "rolled back, and a message published all the same",
     "final_missing": "committed, and a message not published",
     "op_without_half": "decided, and nothing of it was ever begun",
-    "undecided": "nobody has decided yet",
+    "undecided": "not decided yet",
     "undecided_held": "held: waits for an operator",
     "resolved_late": "decided after it had been held",
     "unverifiable_retention": "begun before the log begins",
@@ -50,7 +50,7 @@ UNDECIDED_BUT_PUBLISHED = "undecided_but_published"
 FLAGS = {ALTERED: Fact.ALTERED, WRONG_HALF: Fact.WRONG_HALF, UNDECIDED_BUT_PUBLISHED: Fact.OURS_WITHOUT_OP}
 
 FINDINGS = (*VERDICTS, DAMAGED, *FLAGS)
-FAIL_ON = (*FAULTS, DAMAGED, *FLAGS)  # unless a run is told otherwise
+FAIL_ON = (*FAULTS, DAMAGED, *FLAGS)  # unless a run has its own list
 
 
 def _is_committed(facts: Fact) -> bool:

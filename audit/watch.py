@@ -4,8 +4,9 @@ Each batch is summed up to the numbers of its transactions, which are merged wit
 the facts are worked out from the sums by the rules of the batch audit. A run begins where the newest state has ended, and
 writes over what a batch that was cut off has left.
 
-What is decided leaves when nothing was heard of it for the horizon, by the times of the log. What is heard of it then, a
-message published once more, say, names a half that nobody remembers: `unverifiable_retention`, as where retention took it.
+What is decided leaves when nothing was heard of it for the horizon, by the times of the log. What
+is heard of it then, a message published once more, say, names a half that is forgotten:
+`unverifiable_retention`, as where retention took it.
 """
 
 import logging
@@ -42,7 +43,7 @@ class NotWatched(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What one batch has brought. `findings`: those that were not told before, the first LISTED of them."""
+    """Result of one batch. `findings`: the first LISTED that no batch before has reported."""
 
     state: State
     findings: list[dict[str, Any]]
@@ -50,7 +51,7 @@ class Step:
 
 
 class Watch:
-    """One watch of one log. Its state folder is nobody else's."""
+    """One watch of one log. Its state folder belongs to it alone."""
 
     def __init__(
         self,
@@ -127,7 +128,7 @@ class Watch:
         with self._taking:
             try:
                 if self._is_over:
-                    raise InterruptedError("the watch was told to end; this batch comes again")
+                    raise InterruptedError("the watch was stopped; this batch comes again")
                 if number or not rows.isEmpty():  # Spark begins with a batch also where there is nothing new
                     self._take(rows, self.state.batch + 1, self.state)
             except Exception as error:
@@ -177,7 +178,7 @@ class Watch:
 
     @staticmethod
     def _bounds(state: State) -> Bounds:
-        """What names a half before these may belong to what is gone or was forgotten."""
+        """Lowest offset and number of a half that is surely known; earlier ones may be forgotten."""
         begin, number = state.begin, state.first_half_number
         if state.forgotten_offset is not None:
             begin = max(begin, state.forgotten_offset + 1)
@@ -186,7 +187,7 @@ class Watch:
         return Bounds(begin, number)
 
     def _counts(self, name: str, before: State) -> list[Row]:
-        """What the rows sum up to, by their facts, and by whether it is long ago that they were heard of."""
+        """Sums of the rows, by facts and by whether their last record is old."""
         c = F.col
         rows = parquet_folder.read(self._spark, self._folder.rows(name))
         is_old = F.coalesce(c("last_ms") < before.newest_ms - self._horizon_ms, F.lit(False))
@@ -275,7 +276,7 @@ class Watch:
     # ---------------------------------------------------------------------------------------------------- what it says
 
     def report(self) -> dict[str, Any]:
-        """What `audit run` says of the same stretch of the log, as far as it can be counted bit by bit."""
+        """The report of `audit run` on the same range, as far as it can be counted batch by batch."""
         return report_of(self.state, self._wanted)
 
 

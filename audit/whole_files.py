@@ -3,8 +3,8 @@
 What is written is called `PATH.part` first, and PATH when all of it is there. On a disk it outlives a power cut:
 
 1. the bytes are synced before the file gets its name: else the name could outlive them;
-2. the folder is synced behind the new name, before anybody is told: else what is written later, as a manifest that vouches for
-   the file, could outlive the name.
+2. the folder is synced behind the new name, before success is reported: else what is written later
+   (a manifest that names the file) could outlive the name.
 
 An object store has no such moment between: an upload is there when it is closed. HDFS keeps what is closed on several machines.
 """
@@ -34,7 +34,7 @@ def write(filesystem: fs.FileSystem, path: str, data: bytes) -> None:
 
 
 def part_of(path: str) -> str:
-    """What the file is called until it is whole."""
+    """Name of the file until it is complete."""
     return f"{path}{_PART}"
 
 

@@ -1,6 +1,7 @@
 """The process that Spark's Python workers are forked from, with all that a read of a log needs imported once.
 
-Spark asks a new worker to plan each read. One that imports numpy, Arrow and the decoder anew costs half a second each time.
+Spark asks a new worker to plan each read. One that imports numpy, Arrow and the decoder costs half
+a second each time.
 """
 
 from pyspark.daemon import manager

@@ -58,7 +58,7 @@ def carry_out(
     *,
     split_bytes: int = extent.SPLIT_BYTES,
 ) -> dict[str, Found]:
-    """What each of the checks that are asked for has found, in the order of CHECKS."""
+    """Run the requested checks; the findings of each, in the order of CHECKS."""
     material = Material(spark, log, split_bytes=split_bytes)
     checks: dict[str, Check] = {**_CHECKS, "what_if": partial(what_if.check, policies=asked.policies)}
     try:

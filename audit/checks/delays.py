@@ -83,7 +83,7 @@ def _followed(material: Material) -> DataFrame:
 
 
 def _passed_over_before_ms(material: Material, found: DataFrame) -> int:
-    """What was due before, and has not come, will not come: others of this time came long ago."""
+    """Time before which undelivered messages are lost: later ones were delivered long ago."""
     long_ago = F.col("delivered_ms") < material.last_stored_ms - _CAUGHT_UP_MS
     row = found.where(long_ago).agg(F.max("due_ms")).first()
     return 0 if row is None or row[0] is None else int(row[0]) - GRACE_MS
@@ -133,7 +133,7 @@ def _marks(material: Material) -> DataFrame:
         F.max_by(F.when(was("moved"), c("to_ms")), F.when(was("moved"), c("log_offset"))).alias("moved_due_ms"),
         F.max(was("cancelled")).alias("cancelled"),
         F.max(was("put_back")).alias("put_back"),
-        # Whoever moves it afterwards takes it up again.
+        # A later change of the schedule takes it up again.
         (F.max(F.when(was("set_aside"), c("log_offset"))) > F.coalesce(F.max(F.when(was("moved"), c("log_offset"))), F.lit(-1)))
         .alias("set_aside"),
     )  # fmt: skip

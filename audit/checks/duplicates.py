@@ -1,14 +1,16 @@
-"""What was stored or handed out more than once, and why.
+"""Messages that were stored or delivered more than once, and why.
 
-A broker's producer that hears no answer sends again, and a second record with the same id lies in the topic: that is counted.
-The messages of a batch have one id, too, but lie in one queue with one time. This service makes the ids itself: whoever sends
-again gets another one, or the receipt of the first, so it must have stored one twice. What has waited, and what came out of a
-transaction, is judged elsewhere (`delays.py`, the verdicts).
+A broker's producer that hears no answer sends again, and a second record with the same id is in the
+topic: that is counted. The messages of a batch have one id, too, but are in one queue with one
+time. This service makes the ids itself: a producer that sends again gets another id, or the receipt
+of the first send, so equal ids mean that this service stored a message twice. What has waited, and
+what came out of a transaction, is judged elsewhere (`delays.py`, the verdicts).
 
-What was handed out is told by each group's leases. At least once is what is promised, so a message that comes again is no
-fault: its lease ended, its consumer refused it, or somebody reset the group or sent a dead letter once more. It is a fault
-where it had been settled, or another lease held it; and where the group had passed over the message by its own rules, which it
-does with none that it was ever given. What is pulled leaves no trace in the log, and is not judged.
+The leases of each group record the deliveries. At least once is what is promised, so a message that
+comes again is no fault: its lease ended, its consumer refused it, or the group was reset, or a dead
+letter was sent again. It is a fault where it had been settled, or another lease held it; and where
+the group had passed over the message by its own rules, which it does with none that it was ever
+given. What is pulled leaves no trace in the log, and is not judged.
 """
 
 from typing import Any
@@ -56,7 +58,7 @@ def check(material: Material) -> Found:
 
 
 def _look_for_repeats(material: Material, found: Found) -> None:
-    """The places of an id are told apart by queue and time, so that a batch is one."""
+    """Places of an id, by queue and time: a batch counts once."""
     c = F.col
     identified = material.rows.where(c("id_hash").isNotNull()).withColumn("place", F.xxhash64("queue_id", "stored_ms"))
     by_id = identified.groupBy("id_hash").agg(F.min("place").alias("least"), F.max("place").alias("most"))

@@ -32,7 +32,7 @@ def check(material: Material) -> Found:
 
 
 def _wrong() -> Column:
-    """What a half has not, or not as it must be; nothing for one that is as it must be."""
+    """Attributes that a half lacks or has wrong; null for a correct half."""
     c = F.col
     is_there = c("topic") == names.HALF_TOPIC
 

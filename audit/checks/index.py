@@ -35,7 +35,7 @@ def check(material: Material) -> Found:
 
 
 def _stretch(material: Material, files: list[IndexFile]) -> tuple[int, int]:
-    """Of the log: what both have. Behind the newest entry nobody knows what has been looked at."""
+    """Of the log: what both have. Behind the newest entry it is unknown how far the index goes."""
     begin = min(file.header.begin_offset for file in files)
     end = max(file.header.end_offset for file in files) + 1
     return max(begin, material.log.begin), min(end, material.log.end)

@@ -20,7 +20,7 @@ CHECKS = {
 class Kind(NamedTuple):
     check: str
     meaning: str
-    is_fault: bool = True  # counts against the exit status unless a run is told otherwise
+    is_fault: bool = True  # counts against the exit status by default
 
 
 KINDS = {
@@ -32,7 +32,7 @@ KINDS = {
     "queue_entry_wrong": Kind("queues", "an entry of a consume queue that names another place than its record"),
     "key_missing": Kind("index", "a key that the key index does not have"),
     "key_entry_wrong": Kind("index", "an entry of the key index whose record has no such key"),
-    "key_unreachable": Kind("index", "an entry of the key index that nobody finds: the chain of its slot is broken"),
+    "key_unreachable": Kind("index", "an entry of the key index that no lookup finds: the chain of its slot is broken"),
     "index_unreadable": Kind(
         "index", "a file of the key index that cannot be read: its header counts more than the file holds"
     ),
@@ -43,7 +43,7 @@ KINDS = {
     "positions_unreadable": Kind("positions", "a file of positions that cannot be read, nor the one kept beside it"),
     "half_malformed": Kind("halves", "a half message that lacks what its commit needs, or lies where no half belongs"),
     "half_forgotten": Kind(
-        "halves", "a half that the broker has done with, neither decided nor stored again nor set aside: nobody asks about it"
+        "halves", "a half that the broker has done with, neither decided nor stored again nor set aside: it gets no check"
     ),
     "delivered_early": Kind("delays", "delivered before it was due"),
     "delivered_late": Kind("delays", "delivered later than it was due, by more than a minute", False),

@@ -114,7 +114,9 @@ def resets(events: DataFrame) -> DataFrame:
 
 
 def without_reset(rows: DataFrame, resets: DataFrame, *, since: str) -> DataFrame:
-    """Those rows between whose `since` and `at` the group was not reset, nor deleted: then everything begins anew."""
+    """Those rows between whose `since` and `at` the group was not reset, nor deleted: then
+    everything begins again.
+    """
     r, c = resets.alias("r"), rows.alias("c")
     same = (
         (F.col("c.group") == F.col("r.group"))

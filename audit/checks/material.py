@@ -25,14 +25,14 @@ _NUMBERS = ("segment", "log_offset", "record_bytes", "kind", "is_verified", "top
 _TEXTS = ("message_id", "transaction_id", "producer_group", "real_topic", "schedule_id", "decision", "event", "note", "facts",
           "decided_by", "check_answer", "due_ms", "so_far", "attempts", "retry_topic", "origin_id", "origin_place",
           "check_times")  # fmt: skip
-# Of most records nobody asks for these, and they are what is long.
+# Few checks need these columns, and they are the long ones.
 _OF_FEW = ("message_id", "transaction_id", "producer_group")
 _OF_HALVES = ("real_queue_id", "transaction_mark")
 
 
 @dataclass
 class Found:
-    """What one check has found: `numbers` for the report, and how many findings of each kind, with the first of each."""
+    """The findings of one check: numbers for the report, a count a kind, the first items."""
 
     numbers: dict[str, Any] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
@@ -73,12 +73,12 @@ class Material:
         self._kept: list[DataFrame] = []
 
     def read(self, names: Sequence[str]) -> DataFrame:
-        """The rows of the log with these columns, anew."""
+        """The rows of the log with these columns, read again."""
         reader = self.spark.read.format(NAME).option("log", encode_log(self.log)).schema(columns.schema_text(names))
         return reader.option("splitMB", self._split_bytes / (1 << 20)).load()
 
     def keep(self, frame: DataFrame) -> DataFrame:
-        """What several questions are asked about is worked out once. It spills to disk where it is large."""
+        """Cache a frame that several checks use. A large one spills to disk."""
         self._kept.append(frame.persist())
         return self._kept[-1]
 
@@ -122,7 +122,7 @@ class Material:
 
     @cached_property
     def queues(self) -> list[QueueSums]:
-        """What each queue has in the log."""
+        """Offsets and counts of each queue in the log."""
         return queue_sums.by_queue(self.records)
 
     @cached_property
@@ -169,7 +169,7 @@ class Material:
 
     @cached_property
     def lease_steps(self) -> DataFrame:
-        """What happened to each message that a group was handed out, each with what was before it (`leases.with_previous`)."""
+        """Lease events of each message, with the event before each (`leases.with_previous`)."""
         return self.keep(leases.with_previous(leases.of_messages(self.lease_events)))
 
     @cached_property

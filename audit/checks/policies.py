@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Policy(NamedTuple):
-    """`limit`: answers "unknown" after which nobody is asked any more."""
+    """`limit`: answers "unknown" after which no more checks are sent."""
 
     first_after_ms: int
     interval_ms: int
@@ -12,7 +12,7 @@ class Policy(NamedTuple):
 
 
 POLICIES = (
-    Policy(10_000, 30_000, 15),  # what is used unless somebody says otherwise
+    Policy(10_000, 30_000, 15),  # the default
     Policy(5_000, 10_000, 15),
     Policy(30_000, 60_000, 15),
     Policy(10_000, 30_000, 5),

@@ -1,11 +1,12 @@
-"""Does anybody stand where there is nothing? What the store says of how far everybody has come, held against the log.
+"""Compare the stored positions of groups and delay queues with the log: none may be out of range.
 
-The checkpoint says up to which time the log and what is derived from it are on disk. A broker's groups stand in
-`consumerOffset.json`; of this service the last commit of each group is a message in the log, and what was lent, passed over or
-reset is told by its lease events. How far the delay queues are done stands in `delayOffset.json` and `timercheck`, for both.
+The checkpoint says up to which time the log and what is derived from it are on disk. The groups of
+a broker are in `consumerOffset.json`; in this service the last commit of each group is a message in
+the log, and its lease events record leases, skips and resets. The progress of the delay queues is
+in `delayOffset.json` and `timercheck`, for both.
 
-Files are read before the log is looked at (`claims.py`), so they say nothing that the log does not have yet. Of a queue without
-a record in a log that begins late nobody knows where it ends.
+Files are read before the log (`claims.py`), so they say nothing that the log does not have yet. In
+a log that begins late, the end of a queue without a record is unknown.
 """
 
 from collections.abc import Iterable
@@ -38,7 +39,7 @@ class Position(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """What a queue has: offsets in [first, end)."""
+    """Offsets of a queue: [first, end)."""
 
     first: int
     end: int
@@ -163,7 +164,7 @@ def _since_deletion(rows: DataFrame, deleted: DataFrame) -> DataFrame:
 
 
 def _judge_delays(material: Material, queues: dict[tuple[str, int], Bounds], begins_late: bool, found: Found) -> None:
-    """What this service has not done with is stored again before its segment goes, so its positions may fall behind."""
+    """Check delay positions. Ours may fall behind: open messages are stored again."""
     said = material.log.folder.claims
     may_fall_behind = said.levels is not None and said.levels.is_ours
     levels = said.levels.offsets if said.levels is not None else {}

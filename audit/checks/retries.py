@@ -24,7 +24,10 @@ def check(material: Material) -> Found:
 
 
 def _judge_attempts(material: Material, found: Found) -> None:
-    """Of a message in one place, and along the copies of a chain. A dead letter that is sent once more may begin anew."""
+    """Of a message in one place, and along the copies of a chain.
+
+    A dead letter that is sent again may begin at 1.
+    """
     c = F.col
     lower = material.lease_steps.where((c("event") == "leased") & (c("attempt") < c("attempt_before")))
     lower = leases.without_reset(lower, material.resets, since="leased_at")
@@ -68,7 +71,9 @@ def _judge_moves(material: Material, found: Found) -> None:
 
 
 def _ends(material: Material) -> DataFrame:
-    """One row for each chain with its end: dead, waiting, settled, or open (to be handed out, or lent now)."""
+    """One row for each chain with its end: dead, waiting, settled, or open (to be delivered, or
+    leased now).
+    """
     c = F.col
     last = material.copies.groupBy(*_CHAIN).agg(
         F.max_by(F.struct("state", "topic", "queue_id", "queue_offset"), "log_offset").alias("last")

@@ -1,9 +1,10 @@
 """How often would producers have been asked, and how many transactions held, under another policy?
 
-History is played once more. A transaction that its producer decided by itself would have been asked about until then. One that
-a check decided had its answer ready when that check came, not earlier: so another policy finds it with its first check from
-then on. One that nobody has decided would have been asked until the log ends. A check before is answered "unknown", and counts;
-the last one of them holds the transaction.
+History is played once more. A transaction that its producer decided by itself would have been asked
+about until then. One that a check decided had its answer ready when that check came, not earlier:
+so another policy finds it with its first check from then on. An undecided one would have been
+checked until the log ends. A check before is answered "unknown", and counts; the last one of them
+holds the transaction.
 """
 
 from typing import Any

@@ -124,7 +124,7 @@ class Records:
             self._set_apart(fits)
 
     def _set_apart(self, fits: Flags) -> None:
-        """Records whose lengths do not add up: nobody of good faith writes them under a right checksum."""
+        """Records whose lengths do not add up: no correct writer gives them a right checksum."""
         why = "the lengths of the record do not add up"
         for place, length in zip(self.at[~fits].tolist(), self.lengths[~fits].tolist(), strict=True):
             self.malformed.append((columns.DAMAGED, self.window_offset + place, length, why))

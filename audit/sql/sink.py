@@ -19,7 +19,7 @@ _OWN_COLUMNS = ("verdict", "check", "transaction_id", "producer_group", "log_off
 
 
 class SinkError(Exception):
-    """What a database has said, without the password that it was asked with."""
+    """A database error without the password of its URL."""
 
 
 class Sink:
@@ -77,7 +77,7 @@ class Sink:
 
 
 def _make_others_wait(connection: Connection) -> None:
-    """Whoever opens the same database meanwhile finds the tables when this transaction has ended, and makes none."""
+    """Lock the database: a concurrent opener waits, then finds the tables."""
     if connection.dialect.name == "postgresql":
         connection.execute(select(func.pg_advisory_xact_lock(_OPENING)))
     elif connection.dialect.name == "sqlite":
