@@ -1,4 +1,4 @@
-"""`python -m cli` is `escrowmq`, for whoever has to name this very interpreter."""
+"""`python -m cli` is `escrowmq`, for a caller that must name this very interpreter."""
 
 from cli.main import main
 

@@ -293,7 +293,7 @@ def _carry_out(asked: _Asked, is_finding: Callable[[str], bool]) -> Any:
 def _check_that_rows_are_seen(master: str | None) -> None:
     """The rows that a page is made of go to a folder of this machine unless it is said where to."""
     if master is not None and not master.startswith("local"):
-        text = f"Spark runs at {master}, where nobody sees this machine's folders: say with --parquet where the rows go, too"
+        text = f"Spark runs at {master}, which cannot reach the folders of this machine: name a shared one with --parquet, too"
         raise typer.BadParameter(f"{text}, a path or URI that all of its workers share", param_hint="--html")
 
 

@@ -27,7 +27,7 @@ _MASTERS = ("local", "spark://", "yarn", "k8s://")  # as SparkSubmit tells them 
 
 
 def _known_master(master: str | None) -> str | None:
-    """What Spark would refuse is said before Java has started, and Spark says it in a file of its own."""
+    """Refuse a master that Spark would refuse, before Java starts."""
     if master is not None and not master.startswith(_MASTERS):
         raise typer.BadParameter(f"{master}: a master is local[*], spark://HOST:PORT, yarn or k8s://HOST:PORT")
     return master
@@ -103,7 +103,7 @@ def check_folder(uri: str, option: str, *, of_file: bool = False) -> None:
 
 
 def counted_by(text: str) -> Callable[[str], bool]:
-    """What `--fail-on` says: does this count as a finding?"""
+    """Parse `--fail-on`: a predicate of the kinds that count as findings."""
     if text == "none":
         return lambda name: False
     if text == "faults":
@@ -116,7 +116,7 @@ def counted_by(text: str) -> Callable[[str], bool]:
 
 
 def run_part(report_id: str, log: Sequence[str], master: str | None, begun_at: datetime, status: Exit) -> dict[str, Any]:
-    """What differs from run to run over the same bytes."""
+    """Report fields that differ between runs over the same bytes."""
     ended_at = datetime.now(UTC)
     return {
         "report_id": report_id,
@@ -131,7 +131,7 @@ def run_part(report_id: str, log: Sequence[str], master: str | None, begun_at: d
 
 
 def report_id_of(begun_at: datetime) -> str:
-    """Of a report that nobody has given a name."""
+    """A new id for a report without a given name."""
     return f"rpt_{begun_at:%Y%m%dT%H%M%S%f}"
 
 

@@ -73,7 +73,7 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # Nothing else here: a signal comes in the middle of anything. A second one does not wait for anybody.
+        # Nothing else here: a signal comes in the middle of anything. A second one does not wait.
         self.force_exit = self.should_exit
         self.should_exit = True
 

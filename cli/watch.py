@@ -129,7 +129,7 @@ class _Told:
         for item in step.findings:
             self._line({"finding": item}, " ".join([item["verdict"], *_rest(item)]))
         if step.omitted:
-            self._line({"findings_omitted": step.omitted}, "and more findings than are told of one batch")
+            self._line({"findings_omitted": step.omitted}, "and more findings than are listed of one batch")
         state = step.state
         if not self._is_quiet:
             numbers = {"batch": state.batch, "reached": state.reached, "kept": sum(state.open.values())}

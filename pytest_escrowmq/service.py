@@ -65,7 +65,7 @@ class EscrowMQ:
         return self._process is not None and self._process.poll() is None
 
     def log(self) -> str:
-        """What the service has written, all of its starts."""
+        """The log of the service, of all its starts."""
         return self._log_path.read_text("utf-8", "replace") if self._log_path.exists() else ""
 
     # ------------------------------------------------------------------------------------------------------ life cycle
@@ -199,7 +199,7 @@ class EscrowMQ:
         return name
 
     def receive(self, group: str, **request: Any) -> list[dict[str, Any]]:
-        """What the group is handed out now, under leases."""
+        """Receive messages for the group, under leases."""
         messages: list[dict[str, Any]] = self._ask("POST", f"/v1/groups/{group}/receive", request)["messages"]
         return messages
 
