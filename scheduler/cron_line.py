@@ -1,7 +1,7 @@
 """A cron line in a time zone: at which moments it fires. Pure; it fires as Debian's cron does (docs/delays.md).
 
 Five fields, or six with the seconds in front, or one of the names below. A moment is wall milliseconds, and a whole second.
-The first room that needs a calendar; it is told the time, and asks nobody for it.
+The first package that needs a calendar; the time is an argument, no clock is read.
 """
 
 from collections.abc import Iterator

@@ -40,7 +40,7 @@ class CronLog:
     """The event loop's. `restore`, then `replay`, before anything else."""
 
     def __init__(self, store: MessageStore, clock: Clock, *, on_settled: Callable[[str, int], None]) -> None:
-        """`on_settled` is told what came of each occurrence, and how late."""
+        """`on_settled` gets the outcome and the delay of each occurrence."""
         self._store = store
         self._clock = clock
         self._on_settled = on_settled
@@ -50,7 +50,10 @@ class CronLog:
         self.left_out = 0  # damaged marks that the replay left out
 
     async def restore(self) -> int:
-        """Begin where the last snapshot ends. Before the time that is returned, marks were stored that nobody has any more."""
+        """Begin where the last snapshot ends.
+
+        Marks that were stored before the returned time are lost.
+        """
         snapshot = await self._store.load_snapshot(SNAPSHOT) if isinstance(self._store, Snapshots) else None
         if snapshot is not None:
             for schedule_id, settled in msgspec.msgpack.decode(snapshot.data, type=dict[str, int | Settled]).items():
@@ -106,7 +109,7 @@ class CronLog:
         for place in await self._store.append(messages, durability=None if has_sent else Durability.SYNCED):
             if place.queue == CRON_QUEUE:
                 self._applied.add(place.queue_offset)
-        # The log has it: whoever comes next finds it settled, even if this is not on disk yet.
+        # The log has it: the next reader finds it settled, even if this is not on disk yet.
         for step in steps:
             self._settle(step.mark)
             self._on_settled(_event(step.mark), now_ms - step.mark.settled_ms)

@@ -1,10 +1,11 @@
 """A cron schedule, what is noted in the log when it fires, and the plan of what is to fire now. Pure.
 
-    mark   topic rmq_sys_escrowmq_cron, queue 0, key: the schedule's id; fired, skipped, set aside, counted anew; body JSON
+    mark   topic rmq_sys_escrowmq_cron, queue 0, key: the schedule's id; fired, skipped, set aside, count restarted; body JSON
 
-What people said is in the registry, what happened is in the log. Each mark says up to where the schedule is settled by it, and
-lies in one append with the message that it tells of: so a schedule goes on behind its last mark, whatever was killed when.
-Marks move on in time, but for those that count anew: the clock that the ones before went by was wrong.
+What people said is in the registry, what happened is in the log. Each mark says up to where the
+schedule is settled by it, and lies in one append with the message that it tells of: so a schedule
+goes on behind its last mark, whatever was killed when. Marks move on in time, but for those that
+restart the count: the clock that the ones before went by was wrong.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ MOST_AT_ONCE = 100  # occurrences of one schedule that are made up for
 
 
 class CatchUp(StrEnum):
-    """What becomes of occurrences that were missed."""
+    """Handling of missed occurrences of a cron schedule."""
 
     SKIP = "skip"  # nothing
     ONCE = "once"  # the last one is made up for
@@ -37,7 +38,7 @@ class CronState(StrEnum):
 
 
 class CronSchedule(msgspec.Struct, frozen=True, kw_only=True):
-    """What was said about it; a change makes a new one."""
+    """Definition of a cron schedule. Immutable; a change creates a new one."""
 
     schedule_id: str
     cron: str
@@ -104,7 +105,7 @@ def read_mark(message: Message) -> AnyCronMark:
 
 
 class Plan(NamedTuple):
-    """What is to be done for a schedule now, in this order; what is due behind that is a matter of the next plan."""
+    """Next steps for a schedule, in this order. Later occurrences wait for the next plan."""
 
     skip: tuple[int, int] | None  # from the first to the last moment that is left out
     fire: Sequence[int]

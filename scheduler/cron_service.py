@@ -63,7 +63,10 @@ class CronService:
         build: Callable[[CronSchedule, int], Awaitable[Message]],
         on_settled: Callable[[str, int], None] = lambda event, late_ms: None,
     ) -> None:
-        """`build`: the message of an occurrence; raises RejectedError. `on_settled` is told what came of each, and how late."""
+        """`build`: the message of an occurrence; raises RejectedError.
+
+        `on_settled` gets each outcome and its delay.
+        """
         self._store = store
         self._registry = registry
         self._clock = clock
@@ -87,7 +90,7 @@ class CronService:
         for number, schedule in enumerate(await self._registry.load()):
             is_lost = schedule.schedule_id not in settled and schedule.counts_from_ms < lost_before_ms
             if is_damaged or is_lost:
-                # A mark of it may be among those that nobody can read any more: it goes on from now, rather than fire twice.
+                # A mark of it may be lost to damage: it continues from now, rather than fire twice.
                 log.warning("cron_goes_on_from_now", schedule_id=schedule.schedule_id)
                 self.table.settle(schedule.schedule_id, self._clock.wall_ms())
             self._put(schedule)
@@ -157,7 +160,7 @@ class CronService:
             raise LimitReached(f"at most {options.max_cron_per_topic} cron schedules of a topic may exist", pointer="/topic")
 
     async def change(self, schedule_id: str, edit: Callable[[CronSchedule], CronSchedule]) -> CronItem:
-        """What it says from now on; `edit` may refuse by raising. Durable on return.
+        """Change a schedule; `edit` may refuse by raising. Durable on return.
 
         Raises UnknownSchedule, AlreadyCancelled.
         """
@@ -276,7 +279,7 @@ class CronService:
                 line, schedule.catch_up, first_ms=first_ms, now_ms=now_ms, grace_ms=self._options.cron_grace_ms
             )  # fmt: skip
             steps = [await self._firing(item, moment_ms) for moment_ms in planned.fire]
-        except Exception as error:  # nobody knows what else may be wrong with one; it must not keep the others
+        except Exception as error:  # any other defect of one schedule must not stop the others
             log.exception("cron_set_aside", schedule_id=item.schedule_id)
             self.table.set_aside(item, f"{type(error).__name__}: {error}"[:1_000])
             return []

@@ -15,7 +15,7 @@ from storage.errors import InvalidRequest
 
 
 class Settled(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What is due up to `until_ms` needs nothing more, nor do the moments that have `fired_ahead` of it."""
+    """Settled occurrences: all up to `until_ms`, and later times that have `fired_ahead`."""
 
     until_ms: int = 0
     fired_ahead: frozenset[int] = frozenset()
@@ -98,7 +98,10 @@ class CronTable:
     # ------------------------------------------------------------------------------------------------------- changes
 
     def put(self, schedule: CronSchedule) -> CronItem:
-        """What a schedule says from now on. One that cannot be worked out is set aside with the reason."""
+        """Add or replace a schedule.
+
+        A schedule that cannot be computed is set aside with the reason.
+        """
         known = self._items.get(schedule.schedule_id)
         settled = known.settled if known is not None else self._settled.pop(schedule.schedule_id, Settled())
         item = self._items[schedule.schedule_id] = CronItem(schedule, settled)
@@ -137,7 +140,7 @@ class CronTable:
         item.reason, item.next_ms = reason, None
 
     def drop_unknown(self) -> None:
-        """Forget how far schedules are settled that nobody has put: they were cancelled long ago."""
+        """Forget the progress of schedules that are not registered: they were cancelled long ago."""
         self._settled.clear()
 
     def _find_next(self, item: CronItem) -> None:

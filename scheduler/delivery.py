@@ -51,7 +51,7 @@ class Delivery:
         *,
         on_delivered: Callable[[Sequence[int]], None],
     ) -> None:
-        """`on_delivered` is told how late each delivered message was."""
+        """`on_delivered` gets the delay of each delivered message."""
         self._store = store
         self._clock = clock
         self._options = options
@@ -73,7 +73,8 @@ class Delivery:
             taken = window.take(now_ms, max_entries=_TAKEN)
             if not taken:
                 return delivered + await self._deliver_overdue(now_ms)
-            # One that is being changed is put back by whoever changes it; one may have been put back twice.
+            # An entry under change is put back by that change; an entry may have been put back
+            # twice.
             free = {entry.place: entry for entry in taken if entry.place not in self._under_way}
             delivered += await self._deliver_all(list(free.values()))
 

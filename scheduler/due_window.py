@@ -37,7 +37,7 @@ class DueWindow:
         return self.overdue_after < before(self.begin_ms)
 
     def overdue_until_ms(self, now_ms: int) -> int:
-        """What is due before that may be delivered as overdue: not all of it, where the clock was set back meanwhile."""
+        """Limit of delivery as overdue: earlier than the window where the clock was set back."""
         return min(self.begin_ms, now_ms + 1)
 
     @property
@@ -65,7 +65,7 @@ class DueWindow:
     # -------------------------------------------------------------------------------------------- as the index changes
 
     def change(self, added: Iterable[DueEntry], taken: Iterable[DueEntry]) -> None:
-        """The same that the index is told."""
+        """Apply the changes that the index gets, too."""
         for entry in added:
             if entry.due_ms < self.begin_ms:
                 self._rewind(entry)
@@ -86,7 +86,7 @@ class DueWindow:
         self.end, self.later_ms = end, later_ms
 
     def clear(self) -> None:
-        """The index is made anew."""
+        """Clear the window before the index is rebuilt."""
         self._open.clear()
         self._heap.clear()
         self.end = before(self.begin_ms)
@@ -96,7 +96,7 @@ class DueWindow:
     # ------------------------------------------------------------------------------------------------- as time goes on
 
     def advance(self, begin_ms: int) -> None:
-        """What is due before that is overdue. A clock that is set back does not move it."""
+        """Move the begin of the window. A clock that is set back does not move it."""
         if begin_ms <= self.begin_ms:
             return
         if not self.has_overdue:
@@ -112,7 +112,7 @@ class DueWindow:
         self.begin_ms = begin_ms
 
     def take(self, now_ms: int, *, max_entries: int) -> list[DueEntry]:
-        """What is due, the earliest first. Each comes once; `put_back` what could not be delivered."""
+        """Take due entries, earliest first. Each is taken once; `put_back` undelivered ones."""
         taken: list[DueEntry] = []
         while len(taken) < max_entries and (first := self._first()) is not None and first.due_ms <= now_ms:
             taken.append(heapq.heappop(self._heap))

@@ -33,7 +33,7 @@ class _Loop(NamedTuple):
 
 
 class Loops:
-    """The event loop's."""
+    """Runs the periodic tasks of the service. Event loop only."""
 
     def __init__(self, clock: Clock, *, chance: Callable[[], float]) -> None:
         self._clock = clock
@@ -79,7 +79,7 @@ class Loops:
         self._loops.append(_Loop(report, check, ticker))
 
     def watch(self, report: Callable[[], LoopReport], *, check: str) -> None:
-        """A loop that somebody else runs."""
+        """Register a loop that its component runs itself."""
         self._loops.append(_Loop(report, check, None))
 
     def start(self) -> None:

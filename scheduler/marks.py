@@ -4,8 +4,8 @@
     put_back    in one append with copies of the messages, which say themselves when they are due
     cancelled, moved, set_aside   of one schedule, whose id is the key, so that the key index finds the last one
 
-A mark says of each message the entry of the index that it ends: `[due_ms, place, revision, label]`. So nobody has to look for
-the message in order to know what the mark is about.
+A mark says of each message the entry of the index that it ends: `[due_ms, place, revision, label]`.
+So no reader has to look for the message in order to know what the mark is about.
 """
 
 import msgspec
@@ -54,7 +54,7 @@ class _Changed(_Mark, frozen=True):
 
 
 class Cancelled(_Changed, frozen=True, tag="cancelled"):
-    """Nobody will ever see the message."""
+    """Cancels the message before its delivery."""
 
 
 class Moved(_Changed, frozen=True, tag="moved"):
@@ -66,7 +66,7 @@ class Moved(_Changed, frozen=True, tag="moved"):
 
 
 class SetAside(_Changed, frozen=True, tag="set_aside"):
-    """It could not be delivered, and waits for somebody to move or cancel it."""
+    """Sets aside a message that could not be delivered, until an operator moves or cancels it."""
 
     reason: str
 

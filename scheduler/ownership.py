@@ -1,7 +1,8 @@
 """One owner for a loop, where several processes serve one store.
 
-An engine whose store belongs to one process needs none of this: the lock on its directory says that nobody else is there, and
-every loop is its own from the first moment. With any other engine a loop that must not run twice is `Owned`.
+An engine whose store belongs to one process needs none of this: the lock on its directory excludes
+other processes, and every loop is its own from the first moment. With any other engine a loop that
+must not run twice is `Owned`.
 """
 
 from collections.abc import Awaitable, Callable
@@ -14,7 +15,7 @@ class OwnershipLease(Protocol):
     async def take(self) -> int | None:
         """Take it, or keep it: the fencing token, which rises with each new owner. None where another has it.
 
-        To be asked before each run; whoever is told None does not run.
+        To be called before each run; None: do not run.
         """
 
     async def give_back(self) -> None:
@@ -31,8 +32,9 @@ class Owned:
         *,
         on_taken: Callable[[int], Awaitable[object]],
     ) -> None:
-        """`on_taken` is given the token before the first run with it: whoever had the lease before has changed the store, so
-        what the loop keeps in memory is to be read anew."""
+        """`on_taken` is given the token before the first run with it: its last owner has changed
+        the store, so what the loop keeps in memory is to be read again.
+        """
         self._run_once = run_once
         self._lease = lease
         self._on_taken = on_taken

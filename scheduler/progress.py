@@ -61,7 +61,7 @@ class _Done:
 
 
 class Progress:
-    """The event loop's."""
+    """Finished entries of the delay queues, by place. Event loop only."""
 
     def __init__(self) -> None:
         self._queues: dict[int, _Done] = {}  # by what stands above the offset in a place

@@ -26,7 +26,7 @@ log = structlog.get_logger()
 
 
 class PutBack:
-    """The event loop's."""
+    """Stores open delayed messages again before retention drops them. Event loop only."""
 
     def __init__(self, store: MessageStore, schedule_log: ScheduleLog, lookup: ScheduleLookup, under_way: UnderWay) -> None:
         self._store = store

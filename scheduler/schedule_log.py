@@ -1,8 +1,9 @@
 """What the log says about schedules: follows the delay topics and the marks, and tells the index and the window.
 
-Messages are put off by whoever appends them to a delay topic (a send, a commit); nobody tells this room. It reads them as any
-reader does, so what it knows is what the visible log says, and nothing that was stored can be forgotten because its sender had
-gone. The index is kept by the engine with the positions it reflects: a start reads on from there.
+Messages are delayed by an append to a delay topic (a send, a commit). This package reads them as
+any reader does, so what it knows is what the visible log says, and nothing that was stored can be
+forgotten because its sender had gone. The index is kept by the engine with the positions it
+reflects: a start reads on from there.
 """
 
 import asyncio
@@ -70,8 +71,8 @@ class ScheduleLog:
         self._saved_position = 0  # in the mark queue: what the last snapshot reflects
         self._positions: dict[QueueId, int] = {}  # read up to there; the mark queue is the last one
         self.put_backs = 0  # since then a message may lie elsewhere
-        self._begins: dict[QueueId, int] | None = None  # while the index is made anew: what came before has been dropped
-        self._parked: set[int] = set()  # damaged messages that were met while the index is made anew, by place
+        self._begins: dict[QueueId, int] | None = None  # during a rebuild of the index
+        self._parked: set[int] = set()  # damaged, found during a rebuild of the index
         self.left_out = 0  # damaged marks that the replay of the progress left out
         self._lock = asyncio.Lock()  # who reads the index for the window must not miss what is followed meanwhile
 
@@ -117,7 +118,8 @@ class ScheduleLog:
         place = appended[-1]
         if durability is Durability.SYNCED:
             await self._wait_durable(place)
-        # The sync may take longer than the engine's limit: nothing is delivered twice while nobody knows of the mark.
+        # The sync may take longer than the engine's limit: nothing is delivered twice while the
+        # mark is pending.
         if not await self._store.wait_for_arrival(MARK_QUEUE, place.queue_offset, timeout_ms=_MARK_WAIT_MS):
             await self._wait_durable(place)
         if self._positions[MARK_QUEUE] <= place.queue_offset:
@@ -261,7 +263,7 @@ class ScheduleLog:
             pass
 
     async def read_overdue(self, now_ms: int, max_entries: int) -> list[DueEntry]:
-        """What was due first of what is overdue; the next ones come next time, and what is put back."""
+        """Read the earliest overdue entries; the next call reads on, and entries put back."""
 
         async def read() -> list[DueEntry]:
             window = self.window
@@ -285,7 +287,7 @@ class ScheduleLog:
         return self.window.is_waiting(entry) or await self._exclusively(lambda: self._index.holds_due(entry))
 
     async def _exclusively(self, read: Callable[[], Awaitable[T]]) -> T:
-        """What is read while nothing is followed. Where the index is damaged it is made anew from the log, and asked again."""
+        """Read under the lock. A damaged index is rebuilt from the log, and read again."""
         async with self._lock:
             try:
                 return await read()

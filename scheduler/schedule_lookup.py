@@ -48,7 +48,7 @@ class Wanted(NamedTuple):
 
 
 class ScheduleLookup:
-    """The event loop's."""
+    """Finds delayed messages by id and lists them. Event loop only."""
 
     def __init__(self, store: MessageStore, schedule_log: ScheduleLog) -> None:
         self._store = store
@@ -183,7 +183,7 @@ class ScheduleLookup:
         return found, _position(at)
 
     async def _schedules(self, found: Sequence[Finished]) -> list[Schedule]:
-        """What has expired with its piece of the log is left out when it is over."""
+        """Read schedules; finished ones whose messages retention has removed are left out."""
         places = [scheduled_message.message_at(one.entry.place) for one in found]
         messages: list[StoredMessage | RejectedError | CorruptRecord] = []
         while len(messages) < len(places):

@@ -1,8 +1,9 @@
 """Delayed messages, for those who call: look at, list, move, cancel, deliver what is due.
 
-The log is followed by `schedule_log.py`, what is due delivered by `delivery.py`, what there is found by `schedule_lookup.py`,
-what is about to expire written again by `put_back.py`.
-A change is one append of a mark; while it or a delivery is under way nobody else begins with the same message.
+The log is followed by `schedule_log.py`, what is due delivered by `delivery.py`, what there is
+found by `schedule_lookup.py`, what is about to expire written again by `put_back.py`. A change is
+one append of a mark; while it or a delivery is under way no other change of the same message
+begins.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +33,7 @@ class ScheduleService:
         *,
         on_delivered: Callable[[Sequence[int]], None] = lambda late_ms: None,
     ) -> None:
-        """`on_delivered` is told how late each delivered message was. Raises NotSupportedByEngine."""
+        """`on_delivered` gets the delay of each delivered message. Raises NotSupportedByEngine."""
         self._log = ScheduleLog(store, clock, options)
         self._lookup = ScheduleLookup(store, self._log)
         self._under_way = UnderWay()
@@ -87,7 +88,8 @@ class ScheduleService:
         return await self._lookup.page(wanted, after=after, max_items=max_items)
 
     async def cancel(self, schedule_id: str, *, check: Callable[[Schedule], None] = lambda schedule: None) -> Schedule:
-        """Nobody will see the message. `check` may refuse by raising. Raises UnknownSchedule, AlreadyDelivered.
+        """Cancel a delayed message. `check` may refuse by raising. Raises UnknownSchedule,
+        AlreadyDelivered.
 
         Durable on return. Cancelling what is cancelled changes nothing.
         """

@@ -48,7 +48,7 @@ _OF_THE_WAIT = _TIMES | {properties.REAL_TOPIC, properties.REAL_QUEUE, SO_FAR}
 
 
 class SoFar(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What had become of a schedule when its message was put back, beside the time that the message says."""
+    """State of a schedule that its message carries when it is stored again."""
 
     revision: int
     set_aside: str | None = None  # why
@@ -155,7 +155,7 @@ def place_by_id(schedule_id: str) -> tuple[QueueId, int] | None:
 
 
 def message_ids_by(schedule_id: str) -> tuple[str, str]:
-    """What the message of the schedule may be called."""
+    """Possible ids of the message of the schedule."""
     own = schedule_id.removeprefix("sch_")
     return f"msg_{own}", own
 
@@ -195,7 +195,7 @@ def message_at(place: int) -> tuple[QueueId, int]:
 
 
 def label_of(topic: str) -> int:
-    """By which the messages of a topic are picked; 0 for the topics of the house, which nobody asks for."""
+    """Label to select the messages of a topic; 0 for internal topics, which are not selected."""
     return 0 if names.is_reserved_name(topic) else max(1, crc32(topic.encode("utf-8")))
 
 

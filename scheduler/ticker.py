@@ -76,7 +76,8 @@ class Ticker:
             self._in_a_row += 1
             self.last_error = f"{type(error).__name__}: {error}"
             if isinstance(error, (StoreClosed, FlushFailed)):
-                # The service itself says why the store has ended; a traceback would be of whoever came next.
+                # The service itself says why the store has ended; a traceback would show the next
+                # caller.
                 log.warning("ticker_without_store", ticker=self.name, error=self.last_error)
             elif self._in_a_row == 1:
                 log.exception("ticker_failed", ticker=self.name)

@@ -1,4 +1,4 @@
-"""What is under way: deliveries and changes that go on to their end, and the messages nobody else may begin with meanwhile."""
+"""Deliveries and changes that run to their end; their messages are locked meanwhile."""
 
 import asyncio
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from storage.turns import Changes
 
 
 class UnderWay(Changes):
-    """The event loop's."""
+    """Entries under delivery or change, by place. Event loop only."""
 
     def __init__(self) -> None:
         super().__init__()
