@@ -89,7 +89,7 @@ class Handles:
             self.release(handle)
 
     def forget(self, path: PurePath) -> None:
-        """The file is gone: close it, once nobody uses it any more."""
+        """Close a removed file after its last use."""
         with self._lock:
             handle = self._handles.pop(path, None)
             if handle is None:

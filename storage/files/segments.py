@@ -95,8 +95,8 @@ class Segment:
     def hold(self) -> bool:
         """Open and map it until `let_go`; False where that was done before. Before anything is written to it.
 
-        The handle that syncs what is stored must be open before the first store: a write-back error is told to the handles
-        that are open by then.
+        The handle that syncs what is stored must be open before the first store: a write-back error
+        is reported to the handles that are open by then.
         """
         if self._held is not None:
             return False
@@ -197,7 +197,7 @@ class Segments:
     def drop_first(self) -> Segment:
         """Remove the oldest segment, durably on return, so that no crash leaves a gap behind one that is still there.
 
-        Never the last one. The caller calls `close_dropped` once nobody reads it any more.
+        Never the last one. The caller calls `close_dropped` after its last read.
         """
         first = self._segments[0]
         assert len(self._segments) > 1, "the last segment stays"
@@ -242,8 +242,9 @@ class Segments:
         segment = self.find(begin)
         if segment.hold():
             self._held.append(segment)
-        # A handle of its own: a write-back error is told to each handle once. Over one handle this sync could take the error,
-        # and the flusher's, a moment later, would be told that all is well.
+        # A handle of its own: a write-back error is reported to each handle once. Over one handle
+        # this sync could take the error, and the flusher's, a moment later, would be told that all
+        # is well.
         filler = self._vfs.open(segment.path)
         try:
             # In pieces: a write holds the file's lock in the kernel, and a store into the same file waits for it.

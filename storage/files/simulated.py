@@ -288,7 +288,7 @@ class SimulatedDisk:
         return survivor
 
     def on_disk(self, path: PurePath) -> bytes:
-        """What the disk itself holds of a file."""
+        """Bytes of a file that are on the simulated disk, without the page cache."""
         return bytes(self._folder(path.parent).live[path.name].on_disk)
 
     # ------------------------------------------------------------------------------------------------------------- Vfs

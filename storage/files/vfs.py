@@ -88,8 +88,8 @@ class File(Protocol):
     def sync(self) -> None:
         """Return once what was written, allocated or extended is on disk, by whatever handle.
 
-        A failure is told once to each handle of the file; after it the page cache lies about what the disk holds. Never call
-        again after one.
+        A failure is reported once to each handle of the file; after it the page cache lies about
+        what the disk holds. Never call again after one.
         """
 
     def drop_cache(self) -> None:
@@ -119,7 +119,7 @@ class Vfs(Protocol):
     def exists(self, path: PurePath) -> bool: ...
 
     def identity(self, path: PurePath) -> tuple[int, int] | None:
-        """What tells this file or folder from another that takes its name later; None where there is none."""
+        """Identity of a file or folder, apart from its name; None if it does not exist."""
 
     def rename(self, source: PurePath, target: PurePath) -> None:
         """Replaces `target`. Durable once both folders are synced."""
@@ -270,7 +270,7 @@ class _OsFile:
         os.close(self._fd)
 
     def _named(self, call: Callable[..., T], *arguments: Any) -> T:
-        """What a call on the handle returns. By itself its OSError would not say which file it was."""
+        """Call with the handle. An OSError gets the file name, which it lacks by itself."""
         try:
             return call(self._fd, *arguments)
         except OSError as error:
@@ -347,7 +347,9 @@ class OsVfs:
 
 
 class ReadOnlyVfs(OsVfs):
-    """The files of this machine for a reader that changes none of them, whoever owns the store meanwhile."""
+    """The files of this machine for a reader that changes none; a running service may own the
+    store.
+    """
 
     def open(self, path: PurePath, *, create: bool = False) -> _OsFile:
         """Raises FileNotFoundError where the file is missing, whatever `create` says."""

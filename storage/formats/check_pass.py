@@ -32,7 +32,7 @@ class OpMessage(NamedTuple):
 
 
 class CheckPass(NamedTuple):
-    """What a pass has found, by queue offsets, and where the next one may begin."""
+    """Result of a pass, by queue offsets, and the offsets where the next one may begin."""
 
     decided: dict[int, int]  # half -> the op that decides it
     undecided: list[int]

@@ -29,7 +29,7 @@ _COUNTER = re.compile(r'"counter"\s*:\s*([0-9]{1,18})')
 
 
 class LevelOffsets(NamedTuple):
-    """`delayOffset.json`."""
+    """Content of `delayOffset.json`: progress of each delay level."""
 
     offsets: Mapping[int, int]  # by level, from 1
     counter: int  # of changes

@@ -66,13 +66,13 @@ def encode_header(header: Header) -> bytes:
 
 
 def decode_header(raw: bytes) -> Header:
-    """A file that nobody has written to counts as empty."""
+    """An unwritten file counts as empty."""
     header = decode_header_as_stated(raw)
     return header._replace(next_entry=max(1, header.next_entry))
 
 
 def decode_header_as_stated(raw: bytes) -> Header:
-    """What stands there, whether it can be or not."""
+    """Decode a header without checking its values."""
     return Header._make(_HEADER.unpack_from(raw))
 
 
@@ -147,7 +147,7 @@ class Chains:
 
 
 def index_key(topic: str, key: str) -> str:
-    """What is hashed for a key of a message in this topic."""
+    """Text to hash for a key of a message in this topic."""
     return f"{topic}#{key}"
 
 

@@ -145,7 +145,7 @@ def _hashes(raw: Bytes, at: Ints, lengths: Ints) -> tuple[Words, Flags]:
 
 
 def _items(raw: Bytes, at: Ints, kind: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """What is stored at each place, aligned or not; of a place beyond the end, the last item that there is."""
+    """Items at these places, aligned or not; for a place beyond the end, the last item."""
     last = len(raw) - kind.itemsize
     if kind.subdtype is not None:
         return np.lib.stride_tricks.sliding_window_view(raw, kind.itemsize)[np.minimum(at, last)]

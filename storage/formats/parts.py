@@ -20,7 +20,7 @@ def head(count: int) -> bytes:
 
 
 def frame(length: int) -> bytes:
-    """What stands before a byte string of this length."""
+    """MessagePack header of a byte string of this length."""
     return _BIN + _NUMBER.pack(length)
 
 

@@ -1,7 +1,7 @@
 r"""The properties of a record: one UTF-8 string of `name 0x01 value 0x02` items.
 
 Three kinds share the string: RocketMQ's own names (KEYS, TAGS, ...), ours (all begin with `__`, which RocketMQ ignores), and
-the sender's. The reader skips what is not an item; a bare 0x02 is therefore padding that nobody sees.
+the sender's. The reader skips what is not an item; a bare 0x02 is therefore padding that no reader sees.
 Source: RocketMQ MessageDecoder#messageProperties2String and #string2messageProperties, MessageConst#STRING_HASH_SET.
 """
 
@@ -115,7 +115,7 @@ def decode(raw: bytes) -> dict[str, str]:
 
 
 def keys(raw: bytes) -> list[str]:
-    """What a message with this property string can be looked up by: its id first, then its keys."""
+    """Lookup keys of a message with this property string: its id first, then its keys."""
     found = dict(_LOOKED_UP_BY.findall(raw))
     texts = (found.get(b"UNIQ_KEY", b""), *found.get(b"KEYS", b"").split(b" "))
     return [text.decode("utf-8", errors="replace") for text in texts if text]

@@ -51,8 +51,9 @@ TRANSACTION_MASK = 0xC
 BORN_HOST_IPV6 = 0x10
 STORE_HOST_IPV6 = 0x20
 
-# The host that our records name as theirs: a loopback address that no broker has (its bytes say EMQ), at a broker's default
-# port. Nobody dials it. It tells who wrote a record: one of ours without a unit item is damaged, a broker's is not.
+# The host that our records name as theirs: a loopback address that no broker has (its bytes say
+# EMQ), at a broker's default port. It is never connected to. It identifies the writer of a record:
+# one of ours without a unit item is damaged, a broker's is not.
 HOST = b"\x7fEMQ" + struct.pack(">i", 10911)
 
 _MAGICS = (MAGIC_V1, MAGIC_V2)

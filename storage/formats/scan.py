@@ -1,9 +1,11 @@
 """Walk the bytes of a commit log: which units and records are whole, and where and why the walk stops.
 
-Our units are checked many at a time with numpy: their records lie on 8-byte borders, so candidates are found by their magic
-word, the chain `position + length = next position` leaves the real ones, and each unit's crc32c is compared with its seal. What
-numpy does not accept is judged alone, and then the reason is known. Records that a RocketMQ broker wrote are judged alone too,
-by its rules: the lengths add up and the body's CRC is right. Which of the two wrote a record is told by its store host.
+Our units are checked many at a time with numpy: their records lie on 8-byte borders, so candidates
+are found by their magic word, the chain `position + length = next position` leaves the real ones,
+and each unit's crc32c is compared with its seal. What numpy does not accept is judged alone, and
+then the reason is known. Records that a RocketMQ broker wrote are judged alone too, by its rules:
+the lengths add up and the body's CRC is right. The store host of a record shows which of the two
+wrote it.
 """
 
 from collections.abc import Iterator
@@ -32,7 +34,7 @@ class Stop(Enum):
 
 
 class Scan(NamedTuple):
-    """What a walk found: the whole records in order, and where it stopped.
+    """Result of a walk: the whole records in order, and the offset where it stopped.
 
     `record_offsets` are log offsets. `end` is the log offset behind the last whole unit. `epoch` and `synced_offset` are what
     the last unit of ours stated (neither falls along a log); where there is none, the epoch asked for, and 0.

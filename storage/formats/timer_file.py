@@ -46,7 +46,7 @@ class DamagedTimers(ValueError):
 
 
 class Key(NamedTuple):
-    """What entries are sorted by."""
+    """Sort key of the entries."""
 
     due_ms: int
     place: int
@@ -138,7 +138,7 @@ def position(entries: Entries, key: Key) -> int:
 
 
 def merged(sources: Sequence[Source], after: Key) -> Iterator[Entries]:
-    """What the sources hold together from the key on, settled, in pieces; some may be empty."""
+    """Merge the entries of all sources after the key, in pieces; some may be empty."""
     numbers = [source.find(after) for source in sources]
     ahead = [NOTHING for _ in sources]
     while True:
@@ -152,7 +152,8 @@ def merged(sources: Sequence[Source], after: Key) -> Iterator[Entries]:
                 bounds.append(_key_of(ahead[index][-1]))
         ends = [len(entries) for entries in ahead]
         if bounds:
-            # Behind this nobody has said yet what comes. Both entries of a pair lie on one side of it.
+            # Behind this the sources are not read yet. Both entries of a pair lie on one side of
+            # it.
             due_ms, place, version = min(bounds)
             behind = Key(due_ms, place, (version | 1) + 1)
             ends = [position(entries, behind) for entries in ahead]
