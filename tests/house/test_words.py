@@ -1,16 +1,31 @@
 """The public text is plain English: words that need a glossary stay out of it."""
 
+import ast
 import re
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.house.source import ROOT
+from tests.house.source import PRODUCT, ROOMS, ROOT, modules, nodes
 
 PRIVATE = re.compile(
     r"\b(?:whoever|anybody|somebody|nobody|anew|lent|(?:was|is|are)\s+told|of\s+its\s+own\s+accord)\b", re.IGNORECASE
 )
 MOST_IN_THE_DOCUMENTS = 10
+BEGINNING = re.compile(r"(?:What|That|Who|Whoever)\b")
+FEWEST_WORDS = 4  # of the docstring of a class
+
+# Rooms and files whose words are done; in the end the whole product.
+DONE = [
+    "audit",
+    "cli",
+    "client",
+    "pytest_escrowmq",
+    "scheduler",
+    "storage/files",
+]
 
 
 def private_words(path: Path) -> list[str]:
@@ -38,3 +53,75 @@ def test_every_page_says_first_what_it_is_for():
         assert title.startswith("# "), page.name
         assert empty == "", page.name
         assert re.match(r"[A-Z`]", first), f"{page.name} begins with {first!r}"
+
+
+def files_of(room: str) -> dict[str, ast.Module]:
+    """The product files whose path is this room, or begins with it."""
+    return {path: module for path, module in modules(*PRODUCT).items() if path == room or path.startswith(f"{room}/")}
+
+
+Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def documented(room: str) -> Iterator[tuple[str, Documented]]:
+    for path, module in files_of(room).items():
+        for node in nodes(module):
+            if isinstance(node, Documented):
+                yield path, node
+
+
+def place(path: str, node: Documented) -> str:
+    return f"{path}:{node.lineno} {node.name}"
+
+
+@pytest.mark.parametrize("room", DONE)
+def test_a_docstring_begins_with_a_verb_or_a_noun(room):
+    assert files_of(room)
+
+    found = [place(path, node) for path, node in documented(room) if BEGINNING.match(ast.get_docstring(node) or "")]
+
+    assert found == []
+
+
+@pytest.mark.parametrize("room", DONE)
+def test_the_docstring_of_a_class_has_at_least_four_words(room):
+    found = [
+        place(path, node)
+        for path, node in documented(room)
+        if isinstance(node, ast.ClassDef) and (text := ast.get_docstring(node)) is not None and len(text.split()) < FEWEST_WORDS
+    ]
+
+    assert found == []
+
+
+@pytest.mark.parametrize("room", DONE)
+def test_the_code_has_no_private_words(room):
+    assert [word for path in files_of(room) for word in private_words(ROOT / path)] == []
+
+
+@pytest.mark.parametrize("room", DONE)
+def test_no_product_file_is_named_like_a_test(room):
+    names = [Path(path).name for path in files_of(room)]
+
+    assert [name for name in names if re.match(r"test_.*\.py|.*_test\.py", name)] == []
+
+
+@pytest.mark.parametrize("room", DONE)
+def test_no_two_public_classes_of_a_folder_have_one_name(room):
+    found = Counter(
+        (str(Path(path).parent), node.name)
+        for path, node in documented(room)
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+
+    assert [name for name, count in found.items() if count > 1] == []
+
+
+def test_no_page_and_no_file_counts_the_methods_of_the_engine_in_words():
+    """The number of methods of `MessageStore` changes; a count in prose does not."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    files = [ROOT / path for path in modules(*ROOMS)]
+
+    found = [path.name for path in pages + files if re.search(r"nine\s+methods", path.read_text("utf-8"))]
+
+    assert found == []
