@@ -34,9 +34,8 @@ class PlainReceive(NamedTuple):
     until_ms: int
     worker: str | None
 
-    def handles(self) -> list[str]:
-        first = self.block.queue_offset
-        return receipt.encode([(self.queue.hash, offset) for offset in range(first, first + self.message_count)], self.lease)
+    def handles(self) -> list[bytes]:
+        return receipt.encode_run(self.queue.hash, self.block.queue_offset, self.message_count, self.lease)
 
 
 class Grant:

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from typing import Any
 
 from storage.message import QueueId
 
@@ -24,6 +25,11 @@ assert _LAYOUT.size == 24
 
 _TO_URL = bytes.maketrans(b"+/", b"-_")
 _FROM_URL = bytes.maketrans(b"-_", b"+/")
+_FROM_LINES = bytes.maketrans(b"-_\n", b"+/A")
+
+# Many handles are coded together, each behind one more character: with the prefix that is a quad of base64.
+_QUAD = binascii.a2b_base64(b"A" + _PREFIX.encode("ascii").translate(_FROM_URL))
+_FIELDS = 4  # of one of them: the quad and those of the layout
 
 
 def queue_hash(queue: QueueId) -> int:
@@ -32,11 +38,22 @@ def queue_hash(queue: QueueId) -> int:
 
 def encode(places: Sequence[tuple[int, int]], lease: int) -> list[str]:
     """The handles of messages of one lease; `places`: (hash of the queue, offset) of each."""
-    count = len(places)
-    fields = [lease] * (3 * count)
-    fields[::3], fields[1::3] = [queue for queue, _ in places], [offset for _, offset in places]
-    text = binascii.b2a_base64(_layout_of(count).pack(*fields), newline=False).translate(_TO_URL).decode("ascii")
-    return [_PREFIX + text[at : at + _CHARACTERS] for at in range(0, len(text), _CHARACTERS)]
+    text = _encoded([queue for queue, _ in places], [offset for _, offset in places], lease).decode("ascii")
+    return [text[at : at + _HANDLE_CHARACTERS] for at in range(1, len(text), 1 + _HANDLE_CHARACTERS)]
+
+
+def encode_run(queue: int, first: int, count: int, lease: int) -> list[bytes]:
+    """The handles of neighbours of one lease, as ASCII; `queue`: the hash of theirs."""
+    text = _encoded([queue] * count, range(first, first + count), lease)
+    return [text[at : at + _HANDLE_CHARACTERS] for at in range(1, len(text), 1 + _HANDLE_CHARACTERS)]
+
+
+def _encoded(queues: Sequence[int], offsets: Sequence[int], lease: int) -> bytes:
+    """The handles, each behind one more character."""
+    count = len(queues)
+    fields: list[bytes | int] = [_QUAD] * (_FIELDS * count)
+    fields[1::_FIELDS], fields[2::_FIELDS], fields[3::_FIELDS] = queues, offsets, [lease] * count
+    return binascii.b2a_base64(_layout_of(count).pack(*fields), newline=False).translate(_TO_URL)
 
 
 def decode_run(handles: Sequence[str]) -> tuple[int, int, int] | None:
@@ -44,11 +61,11 @@ def decode_run(handles: Sequence[str]) -> tuple[int, int, int] | None:
     fields = _fields(handles)
     if fields is None:
         return None
-    count, (queue, first, lease) = len(handles), fields[:3]
+    count, (_, queue, first, lease) = len(handles), fields[:_FIELDS]
     is_run = (
-        fields[::3] == (queue,) * count
-        and fields[2::3] == (lease,) * count
-        and fields[1::3] == tuple(range(first, first + count))
+        fields[1::_FIELDS] == (queue,) * count
+        and fields[3::_FIELDS] == (lease,) * count
+        and fields[2::_FIELDS] == tuple(range(first, first + count))
     )  # fmt: skip
     return (queue, first, lease) if is_run else None
 
@@ -58,30 +75,30 @@ def decode_all(handles: Sequence[str]) -> "Sequence[tuple[int, int, int] | None]
     fields = _fields(handles)
     if fields is None:
         return [decode(handle) for handle in handles]
-    return list(zip(fields[::3], fields[1::3], fields[2::3], strict=True))
+    return list(zip(fields[1::_FIELDS], fields[2::_FIELDS], fields[3::_FIELDS], strict=True))
 
 
-def _fields(handles: Sequence[str]) -> tuple[int, ...] | None:
+def _fields(handles: Sequence[str]) -> tuple[Any, ...] | None:
     """The fields of all, one handle's behind another's; None where one is none of ours."""
+    count = len(handles)
     if set(map(len, handles)) != {_HANDLE_CHARACTERS}:
         return None
-    # A handle that holds a line break and the prefix behind it makes the count right, but is no base64.
-    if ("\n" + "\n".join(handles)).count("\n" + _PREFIX) != len(handles):
-        return None
-    text = "".join([handle[len(_PREFIX) :] for handle in handles])
-    if not text.isascii():
+    # A line break in front of each makes whole quads of them. None has another, and the prefix is behind each.
+    text = "\n".join(("", *handles))
+    if text.count("\n" + _PREFIX) != count or text.count("\n") != count:
         return None
     try:
-        raw = binascii.a2b_base64(text.encode("ascii").translate(_FROM_URL), strict_mode=True)
+        raw = binascii.a2b_base64(text.encode("ascii").translate(_FROM_LINES), strict_mode=True)
     except ValueError:
         return None
-    return _layout_of(len(handles)).unpack(raw) if len(raw) == _LAYOUT.size * len(handles) else None
+    layout = _layout_of(count)
+    return layout.unpack(raw) if len(raw) == layout.size else None
 
 
 @lru_cache(maxsize=256)
 def _layout_of(count: int) -> struct.Struct:
-    """So many handles."""
-    return struct.Struct(f">{3 * count}Q")
+    """So many handles, each behind its quad."""
+    return struct.Struct(">" + f"{len(_QUAD)}sQQQ" * count)
 
 
 def decode(handle: str) -> tuple[int, int, int] | None:

@@ -163,6 +163,5 @@ def _json(plan: PlainReceive) -> bytes | None:
     """The JSON of the messages with commas between them; None where one of them is not plain, or a request."""
     if REPLY_BY in plan.block.data:
         return None
-    end = f'","lease_expires_at":"{codec.rfc3339(plan.until_ms)}"}}'
-    ends = [f',"attempt":1,"receipt_handle":"{handle}{end}'.encode("ascii") for handle in plan.handles()]
-    return joined(plan.block.columns(), ends)
+    end = f'","lease_expires_at":"{codec.rfc3339(plan.until_ms)}"}}'.encode("ascii")
+    return joined(plan.block.columns(), b',"attempt":1,"receipt_handle":"', plan.handles(), end)

@@ -114,10 +114,11 @@ def json_of(records: Sequence[StoredRecord], form: PayloadForm) -> list[bytes]:
     return found
 
 
-def joined(columns: Columns, ends: _Column) -> bytes | None:
+def joined(columns: Columns, *ends: _Column) -> bytes | None:
     """The JSON of messages with `auto` or `utf8` payloads, with commas between them; None unless all are plain.
 
-    `ends`: of all or of each, as in `parts_of_list`. Made column by column, in half the time of `json_of`.
+    `ends`: pieces that make what is in `parts_of_list`, each of all or of each. Made column by column, in half the time of
+    `json_of`.
     """
     matched = properties.match_all_plain(columns.properties)
     if matched is None:
@@ -141,7 +142,7 @@ def joined(columns: Columns, ends: _Column) -> bytes | None:
         attributes.append([b"".join((b',"tag":"', tag, b'"')) if tag else b"" for tag in tags])
     place, offsets = _each(columns.queues, _place), codec.encode(list(columns.queue_offsets))[1:-1].split(b",")
     times = _each(list(zip(columns.born_at_ms, columns.stored_at_ms, strict=True)), _times)
-    parts = [b',{"message_id":"', ids, place, offsets, *attributes, front, b'"', payloads, b'"', behind, times, ends]
+    parts = [b',{"message_id":"', ids, place, offsets, *attributes, front, b'"', payloads, b'"', behind, times, *ends]
     return _interleaved(parts)[1:]
 
 

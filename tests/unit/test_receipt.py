@@ -18,9 +18,16 @@ def test_each_handle_names_its_place_and_its_lease(places, lease):
     assert len(set(handles)) == len(set(places))
 
 
+@given(numbers, st.integers(0, 1 << 60), st.integers(1, 300), numbers)
+def test_neighbours_of_one_lease_get_the_handles_of_each(queue, first, count, lease):
+    places = [(queue, first + number) for number in range(count)]
+
+    assert [one.decode() for one in receipt.encode_run(queue, first, count, lease)] == receipt.encode(places, lease)
+
+
 HANDLES = st.tuples(numbers, numbers, numbers).map(lambda parts: receipt.encode([parts[:2]], parts[2])[0])
 BROKEN = (
-    st.text("lh_ABCabc012-_+/=ü", max_size=36)
+    st.text("lh_ABCabc012-_+/=ü\n", max_size=36)
     | HANDLES.map(lambda handle: handle[:-1])
     | HANDLES.map(lambda one: one[:-1] + "=")
 )
@@ -31,6 +38,15 @@ def test_handles_together_name_what_each_of_them_names(handles):
     assert list(receipt.decode_all(handles)) == [receipt.decode(handle) for handle in handles]
 
 
+@pytest.mark.parametrize("at", range(35))
+@pytest.mark.parametrize("piece", ["\n", "A", "/", "\nlh_", "A\nlh_"])
+def test_a_handle_that_is_none_of_ours_is_none_among_others(at, piece):
+    ours = receipt.encode([(7, 8), (7, 9), (7, 10)], 11)
+    broken = (ours[1][:at] + piece + ours[1][at + len(piece) :])[:35]
+    for handles in ([ours[0], broken, ours[2]], [broken, ours[0]], ["lh/" + ours[0][3:], broken]):
+        assert list(receipt.decode_all(handles)) == [receipt.decode(handle) for handle in handles]
+
+
 @given(st.text() | st.text("lh_ABCabc012-_+/=", min_size=30, max_size=40).map(lambda text: f"lh_{text}"))
 def test_whatever_is_no_handle_of_ours_is_none(text):
     parts = receipt.decode(text)
@@ -38,7 +54,9 @@ def test_whatever_is_no_handle_of_ours_is_none(text):
     assert parts is None or receipt.encode([parts[:2]], parts[2]) == [text.replace("+", "-").replace("/", "_")]
 
 
-@pytest.mark.parametrize("text", ["", "lh_", "lh_x", "lh_" + "A" * 31, "lh_" + "ü" * 32, "lh_" + "=" * 32, "xx_" + "A" * 32])
+@pytest.mark.parametrize(
+    "text", ["", "lh_", "lh_x", "lh_" + "A" * 31, "lh_" + "ü" * 32, "lh_" + "=" * 32, "xx_" + "A" * 32, "lh_\n" + "A" * 31]
+)
 def test_a_broken_handle_is_none(text):
     assert receipt.decode(text) is None
 
