@@ -102,18 +102,21 @@ class PlainReceiving:
         for topic in queues:
             if not filter_of(rules.subscriptions, topic).is_everything or self._withdrawn.has_withdrawn(topic):
                 return None
-        ids = [retry_message.retry_queue(group), *(one for of_topic in queues.values() for one in of_topic)]
-        known = [queue for one in ids if (queue := leases.find(one)) is not None]
-        if len(known) < len(ids) or any(not queue.is_learned or queue.order is not None or queue.has_open for queue in known):
-            return None
+        known: list[QueueLeases] = []
+        for of_topic in ((retry_message.retry_queue(group),), *queues.values()):
+            for one in of_topic:
+                queue = leases.find(one)
+                if queue is None or not queue.has_only_new:
+                    return None
+                known.append(queue)
         at = (leases.turn + 1) % len(known)
         for queue in known[at:] + known[:at]:
-            cursor, bounds = queue.slots.cursor, store.bounds(queue.queue)
-            if cursor < bounds.first or (queue.is_retry and cursor < bounds.end):
+            cursor, (first, end) = queue.slots.cursor, store.bounds(queue.queue)
+            if cursor < first or (queue.is_retry and cursor < end):
                 return None
-            if cursor == bounds.end:
+            if cursor == end:
                 continue
-            if bounds.end - cursor < max_messages:
+            if end - cursor < max_messages:
                 return None
             block = store.block_now(queue.queue, cursor, count=max_messages, max_bytes=max_bytes)
             if block is None:

@@ -63,6 +63,11 @@ class QueueLeases:
         return self.slots.counts[State.OPEN] > 0
 
     @property
+    def has_only_new(self) -> bool:
+        """Is what may be leased next that which was not looked at yet, in any order?"""
+        return self.is_learned and self.order is None and not self.slots.counts[State.OPEN]
+
+    @property
     def ready(self) -> int:
         """How many messages are to be handed out again, or because their key is free."""
         return self.slots.counts[State.OPEN] if self.order is None else self.order.takeable
