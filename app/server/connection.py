@@ -26,6 +26,9 @@ from app.settings import HttpOptions
 
 KEEP_ALIVE_MS = 75_000  # that a connection may be idle
 _AT_ONCE_BYTES = 8 << 10  # of what has arrived are read before it is seen whether requests wait
+_MOST_KEPT_BYTES = 64 << 20  # of requests that have not begun, over all connections
+_KEPT_OF_EACH_BYTES = 16 << 10  # so many of them a connection may keep in any case
+_WAITING_BYTES = 512  # that a request takes which waits behind another
 _FIRST_BYTES = 4 << 10  # of what has arrived with a head, which is kept while its request lasts
 _CHUNK_HEAD_BYTES = 32  # a size and the ends of lines; what chunk extensions and trailers may take is the limit of the head
 _OF_AN_UPGRADE = (b"upgrade", b"http2-settings")
@@ -56,6 +59,7 @@ class HttpServer:
         self.take = take
         self.connections: set[Connection] = set()
         self.tasks: set[asyncio.Task[None]] = set()
+        self.kept_bytes = 0  # of requests that have not begun
         self.default_lines: list[bytes] = []  # of the head of every answer
         self.loop = asyncio.get_running_loop()
 
@@ -91,6 +95,7 @@ class Connection(asyncio.Protocol):
         self._is_held = False  # one is being answered that came and goes as bytes (`HttpServer.take`)
         self._ends_held = False  # and it is the last one
         self._on_lost: Callable[[], None] | None = None  # of what waits and is held
+        self._kept_bytes = 0  # of those that the server counts
         self._behind = b""  # what has arrived and is not read before the requests so far have been begun
         self._first = b""  # what has arrived with the beginning of the request that is being read
         self._waiting: deque[Request] = deque()  # those that were sent behind it, the oldest first
@@ -136,6 +141,8 @@ class Connection(asyncio.Protocol):
         # after another would take hundreds of megabytes meanwhile.
         self._parser = self._current = self._arriving = None
         self._waiting.clear()
+        self._behind = b""  # its request may be in progress for long
+        self._count_kept(0)
 
     def close_idle(self) -> bool:
         if _unread_bytes(self._transport):
@@ -177,6 +184,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_held or self._behind:
             self._behind += data
+            self._note_kept()
             if self._on_lost is None or len(self._behind) > self.server.options.max_head_bytes:
                 self.pause_reading()  # else the end of the connection is to be seen
         elif self._current is not None or self._is_in_head or self._is_in_body:
@@ -191,8 +199,10 @@ class Connection(asyncio.Protocol):
         for at in range(0, len(data), _AT_ONCE_BYTES):
             if self._waiting:
                 self._behind = data[at:]
-                return
+                break
             self._read_piece(data[at : at + _AT_ONCE_BYTES])
+        if self._waiting or self._is_in_head or self._kept_bytes:
+            self._note_kept()
 
     def _read_behind(self) -> None:
         """Read on: no request waits."""
@@ -200,6 +210,19 @@ class Connection(asyncio.Protocol):
         self.resume_reading()
         if behind and not self._transport.is_closing():
             self.data_received(behind)
+        if self._kept_bytes:
+            self._note_kept()
+
+    def _note_kept(self) -> None:
+        """Count what is kept of requests that have not begun. Where that is too much, a client with much of it is cut off."""
+        head_bytes = self._received_bytes if self._is_in_head else 0
+        self._count_kept(len(self._behind) + len(self._waiting) * _WAITING_BYTES + head_bytes)
+        if self.server.kept_bytes > _MOST_KEPT_BYTES and self._kept_bytes > _KEPT_OF_EACH_BYTES:
+            self.cut()
+
+    def _count_kept(self, byte_count: int) -> None:
+        self.server.kept_bytes += byte_count - self._kept_bytes
+        self._kept_bytes = byte_count
 
     def _read_piece(self, data: bytes) -> None:
         was_in_head, was_in_body = self._is_in_head, self._is_in_body

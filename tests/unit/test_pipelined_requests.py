@@ -5,9 +5,11 @@ import tracemalloc
 from collections.abc import Awaitable
 from typing import Any
 
+import pytest
+
 from app.connections import Connections
 from app.server.asgi import answer
-from app.server.connection import HttpServer
+from app.server.connection import Connection, HttpServer
 from app.server.request import Request
 from app.settings import HttpOptions
 from tests.unit.test_connection_answers import Wire
@@ -15,6 +17,13 @@ from tests.unit.test_connection_answers import Wire
 PACKET = 1_000  # requests
 TURNS = 100  # of the loop, each with an answer at most
 MOST_BYTES = 4 << 20
+MANY = 1_000  # connections
+ALL_BYTES = 200 << 20  # for all connections
+KEPT = {
+    "requests": lambda: numbered(0, 6_000),
+    "a body": lambda: b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 300000\r\n\r\n" + b"x" * 250_000,
+    "a head": lambda: b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 120_000,
+}
 
 
 class _PausingWire(Wire):
@@ -25,6 +34,9 @@ class _PausingWire(Wire):
 
     def resume_reading(self) -> None:
         self.is_reading = True
+
+    def abort(self) -> None:
+        self.close()
 
 
 def numbered(first: int, count: int = PACKET) -> bytes:
@@ -115,3 +127,42 @@ def test_a_request_keeps_little_of_the_packet_that_its_head_came_in():
     (request,) = asyncio.run(play())
 
     assert len(request.arrived_with) <= 4 << 10
+
+
+@pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT)
+def test_what_many_connections_keep_behind_their_requests_is_bounded_and_little_is_always_kept(kept):
+    async def never(request: Request) -> None:
+        await asyncio.Event().wait()
+
+    async def play() -> None:
+        server = HttpServer(HttpOptions(), Connections(2 * MANY), never)
+
+        def connect() -> tuple[Connection, _PausingWire]:
+            wire, connection = _PausingWire(), server.connect()
+            connection.connection_made(wire)
+            connection.data_received(numbered(0, 1))
+            return connection, wire
+
+        tracemalloc.start()
+        connected = [connect() for _ in range(MANY)]
+        for connection, wire in connected:
+            connection.data_received(kept())
+            if wire.is_closing():
+                connection.connection_lost(None)
+        taken_bytes, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert taken_bytes < ALL_BYTES
+        assert any(wire.is_closing() for _, wire in connected)
+
+        small, wire = connect()
+        small.data_received(numbered(0, 10) + b"GET / HTTP/1.1\r\nHost: ")
+        assert not wire.is_closing()
+
+        for connection, wire in connected:
+            if not wire.is_closing():
+                connection.connection_lost(None)
+        large, wire = connect()
+        large.data_received(kept())
+        assert not wire.is_closing()
+
+    asyncio.run(play())
