@@ -25,7 +25,7 @@ _TOGETHER_BYTES = 1 << 20
 log = structlog.get_logger()
 
 
-class PutBack:
+class CarryOver:
     """Stores open delayed messages again before retention drops them. Event loop only."""
 
     def __init__(self, store: MessageStore, schedule_log: ScheduleLog, lookup: ScheduleLookup, under_way: UnderWay) -> None:
