@@ -13,7 +13,7 @@ from app.retention import expire
 from app.sent_keys import SentKeys
 from app.services import Services
 from app.settings import Settings
-from scheduler.loops import LoopReport, SetAside
+from scheduler.loops import LoopReport, ParkedItems
 from scheduler.paced import Paced
 from storage.errors import StorageFull, UnavailableError
 from storage.store import Retention, Scrubbing, Status
@@ -46,7 +46,7 @@ def add_loops(services: Services, settings: Settings) -> None:
         *,
         interval_ms: int,
         check: str,
-        set_aside: Callable[[], SetAside] = SetAside,
+        set_aside: Callable[[], ParkedItems] = ParkedItems,
     ) -> None:
         patient = _Patient(run_once)
         add(name, patient, interval_ms=interval_ms, check=check, set_aside=set_aside, waits_for=patient.reason)
@@ -72,7 +72,7 @@ def add_loops(services: Services, settings: Settings) -> None:
         lambda: schedules.run_once(clock.wall_ms()),
         interval_ms=ms,
         check="scheduler",
-        set_aside=lambda: SetAside(schedules.counts.never),
+        set_aside=lambda: ParkedItems(schedules.counts.never),
     )
     add_patient(
         "cron",
@@ -139,8 +139,8 @@ class _Patient:
         return self._reason
 
 
-def _some(reasons: Mapping[str, str]) -> SetAside:
-    return SetAside(len(reasons), list(islice(reasons.items(), _SHOWN)))
+def _some(reasons: Mapping[str, str]) -> ParkedItems:
+    return ParkedItems(len(reasons), list(islice(reasons.items(), _SHOWN)))
 
 
 def _deriver(store: Status) -> LoopReport:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from scheduler import cron_schedule
-from scheduler.cron_schedule import CRON_QUEUE, AnyCronMark, CountedAnew
+from scheduler.cron_schedule import CRON_QUEUE, AnyCronMark, CountRestarted
 from scheduler.cron_table import CronItem, CronTable, Settled
 from storage.clock import Clock
 from storage.errors import CorruptRecord
@@ -115,7 +115,7 @@ class CronLog:
             self._on_settled(_event(step.mark), now_ms - step.mark.settled_ms)
 
     def _settle(self, mark: AnyCronMark) -> None:
-        if isinstance(mark, CountedAnew):
+        if isinstance(mark, CountRestarted):
             self.table.settle_as(mark.schedule_id, Settled(mark.settled_ms, frozenset(mark.fired_ahead)))
         else:
             self.table.settle(mark.schedule_id, mark.settled_ms)

@@ -75,19 +75,19 @@ class Skipped(CronMark, frozen=True, tag="skipped"):
     since_ms: int
 
 
-class SetAside(CronMark, frozen=True, tag="set_aside"):
+class CronParked(CronMark, frozen=True, tag="set_aside"):
     """The message of the occurrence at `settled_ms` could not be sent."""
 
     reason: str
 
 
-class CountedAnew(CronMark, frozen=True, tag="counted_anew"):
+class CountRestarted(CronMark, frozen=True, tag="counted_anew"):
     """It had been settled further than this, by a clock that was ahead; from here it goes on."""
 
     fired_ahead: list[int] = []  # moments behind `settled_ms` that have fired all the same, and do not again
 
 
-AnyCronMark = Fired | Skipped | SetAside | CountedAnew
+AnyCronMark = Fired | Skipped | CronParked | CountRestarted
 _decoder: msgspec.json.Decoder[AnyCronMark] = msgspec.json.Decoder(AnyCronMark)
 
 

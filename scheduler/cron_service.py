@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from scheduler.cron_log import CronLog, Firing, Step
-from scheduler.cron_schedule import CRON_QUEUE, CountedAnew, CronSchedule, CronState, Fired, SetAside, Skipped, plan
+from scheduler.cron_schedule import CRON_QUEUE, CountRestarted, CronParked, CronSchedule, CronState, Fired, Skipped, plan
 from scheduler.cron_table import CronItem
 from scheduler.options import ScheduleOptions
 from storage.clock import Clock
@@ -259,7 +259,7 @@ class CronService:
         else:
             ahead |= {one.mark.settled_ms for one in recent if isinstance(one.mark, Fired)}
         fired_ahead = sorted(moment_ms for moment_ms in ahead if moment_ms > now_ms)
-        mark = CountedAnew(schedule_id=item.schedule_id, settled_ms=now_ms, fired_ahead=fired_ahead[:_MOST_AHEAD])
+        mark = CountRestarted(schedule_id=item.schedule_id, settled_ms=now_ms, fired_ahead=fired_ahead[:_MOST_AHEAD])
         await self._log.append([Step(item, mark, ())])
 
     def _retry_set_aside(self) -> None:
@@ -299,10 +299,10 @@ class CronService:
         fired = Fired(schedule_id=item.schedule_id, settled_ms=moment_ms, message_id=message.message_id)
         return Step(item, fired, [message])
 
-    def _aside(self, item: CronItem, moment_ms: int, refused: RejectedError) -> SetAside:
+    def _aside(self, item: CronItem, moment_ms: int, refused: RejectedError) -> CronParked:
         reason = f"{type(refused).__name__}: {refused.detail}"
         log.warning("cron_occurrence_set_aside", schedule_id=item.schedule_id, topic=item.schedule.topic, reason=reason)
-        return SetAside(schedule_id=item.schedule_id, settled_ms=moment_ms, reason=reason[:1_000])
+        return CronParked(schedule_id=item.schedule_id, settled_ms=moment_ms, reason=reason[:1_000])
 
     async def _take(self, steps: Sequence[Step]) -> int:
         """In pieces, in their order; how many messages."""

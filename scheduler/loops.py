@@ -7,7 +7,7 @@ from scheduler.ticker import LONGEST_WAIT_MS, Ticker
 from storage.clock import Clock
 
 
-class SetAside(NamedTuple):
+class ParkedItems(NamedTuple):
     """Items that a loop could not deal with and went past; each is tried again after a while, or by hand."""
 
     total: int = 0
@@ -22,7 +22,7 @@ class LoopReport(NamedTuple):
     lag_ms: int
     failures: int
     last_error: str | None
-    set_aside: SetAside = SetAside()
+    set_aside: ParkedItems = ParkedItems()
     waits_for: str | None = None
 
 
@@ -51,7 +51,7 @@ class Loops:
         *,
         interval_ms: int,
         check: str,
-        set_aside: Callable[[], SetAside] = SetAside,
+        set_aside: Callable[[], ParkedItems] = ParkedItems,
         waits_for: Callable[[], str | None] = lambda: None,
         longest_wait_ms: int = LONGEST_WAIT_MS,
     ) -> None:

@@ -15,7 +15,7 @@ from app.schedules.schemas import CronInput, Firing, Occurrence, OccurrenceList,
 from app.services import Services
 from scheduler import cron_log
 from scheduler.cron_line import CronLine
-from scheduler.cron_schedule import CatchUp, CountedAnew, CronSchedule, Fired, SetAside, Skipped
+from scheduler.cron_schedule import CatchUp, CountRestarted, CronParked, CronSchedule, Fired, Skipped
 from scheduler.cron_table import CronItem
 from storage.errors import MessagingError
 
@@ -180,12 +180,12 @@ def _firing(firing: cron_log.Firing) -> Firing:
     if isinstance(mark, Skipped):
         shown.skipped_from, shown.skipped_to = codec.rfc3339(mark.since_ms), codec.rfc3339(mark.settled_ms)
         return shown
-    if isinstance(mark, CountedAnew):
+    if isinstance(mark, CountRestarted):
         return shown
     shown.occurrence = codec.rfc3339(mark.settled_ms)
     if isinstance(mark, Fired):
         shown.message_id = mark.message_id
-    elif isinstance(mark, SetAside):
+    elif isinstance(mark, CronParked):
         shown.reason = mark.reason
     return shown
 

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from scheduler import cron_schedule, scheduled_message
-from scheduler.cron_schedule import CRON_QUEUE, AnyCronMark, CatchUp, CountedAnew, CronSchedule, Fired, Skipped
+from scheduler.cron_schedule import CRON_QUEUE, AnyCronMark, CatchUp, CountRestarted, CronSchedule, Fired, Skipped
 from scheduler.cron_service import CronService
 from scheduler.options import ScheduleOptions
 from scheduler.schedule_service import ScheduleService
@@ -337,7 +337,7 @@ class Day:
         for schedule_id in self.registry.kept:
             own = [mark for mark in marks if mark.schedule_id == schedule_id]
             # A clock that was far ahead and is right again makes it count anew: between two such moments nothing is missing.
-            begins = [at for at, mark in enumerate(own) if isinstance(mark, CountedAnew)]
+            begins = [at for at, mark in enumerate(own) if isinstance(mark, CountRestarted)]
             for begin, end in pairwise([0, *begins, len(own)]):
                 _expect_each_moment(schedule_id, own[begin:end])
 
@@ -366,7 +366,7 @@ def _expect_each_moment(schedule_id: str, marks: list[AnyCronMark]) -> None:
     """From the first to the last that fired, each has fired, now or ahead of its time, or was left out by a mark."""
     fired = {mark.settled_ms for mark in marks if isinstance(mark, Fired)}
     skipped = [mark for mark in marks if isinstance(mark, Skipped)]
-    ahead = {moment_ms for mark in marks if isinstance(mark, CountedAnew) for moment_ms in mark.fired_ahead}
+    ahead = {moment_ms for mark in marks if isinstance(mark, CountRestarted) for moment_ms in mark.fired_ahead}
     for moment_ms in range(min(fired, default=0), max(fired, default=0), CRON_MS):
         is_left_out = moment_ms in ahead or any(mark.since_ms <= moment_ms <= mark.settled_ms for mark in skipped)
         assert (moment_ms in fired) != is_left_out, f"{schedule_id} at {moment_ms}: {is_left_out=}"

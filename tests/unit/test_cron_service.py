@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from scheduler import cron_schedule
-from scheduler.cron_schedule import CRON_QUEUE, CatchUp, CountedAnew, CronSchedule, CronState, Fired, SetAside, Skipped
+from scheduler.cron_schedule import CRON_QUEUE, CatchUp, CountRestarted, CronParked, CronSchedule, CronState, Fired, Skipped
 from scheduler.cron_service import CronService
 from scheduler.options import ScheduleOptions
 from storage.errors import (
@@ -222,7 +222,7 @@ def test_a_clock_that_was_a_year_ahead_for_a_moment_silences_no_schedule_and_not
 
         assert await house.run() == ahead
         assert await house.run(MINUTE) == [*ahead, "a 120"]
-        assert isinstance((await house.service.recent("a", count=2))[1].mark, CountedAnew)
+        assert isinstance((await house.service.recent("a", count=2))[1].mark, CountRestarted)
 
     async def after(house):
         before = await house.run()
@@ -415,7 +415,7 @@ async def test_an_occurrence_that_is_refused_is_set_aside_and_the_others_fire(ho
 
     assert await house.run(MINUTE) == ["good 60"]
 
-    aside = {mark.schedule_id: mark.reason for mark in await house.marks() if isinstance(mark, SetAside)}
+    aside = {mark.schedule_id: mark.reason for mark in await house.marks() if isinstance(mark, CronParked)}
     assert aside["gone"].startswith(UnknownTopic.__name__)
     assert aside["bad"] == "InvalidMessage: too large by now"
     await house.store.create_topic("nobody-made-it", queue_count=1)

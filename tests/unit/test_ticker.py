@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import structlog
 
-from scheduler.loops import LoopReport, Loops, SetAside
+from scheduler.loops import LoopReport, Loops, ParkedItems
 from storage.errors import FlushFailed, StorageFull, StoreClosed
 from storage.files.simulated import SimulatedDisk
 from storage.local.options import LocalStoreOptions
@@ -157,7 +157,7 @@ def test_while_a_run_hangs_its_lag_grows_and_no_other_begins():
 
 def test_what_a_loop_went_past_and_loops_that_others_run_are_told_too():
     async def main(world, loops):
-        aside = SetAside(12, [("a", "why")])
+        aside = ParkedItems(12, [("a", "why")])
         loops.add("job", Job(world).run_once, interval_ms=100, check="any", set_aside=lambda: aside)
         loops.watch(lambda: LoopReport("foreign", None, 7, 1, "OSError: full"), check="store")
 
