@@ -381,18 +381,22 @@ class LogWriter:
         return not calls or self._write(calls)
 
     def _written(self, written: _Unit, calls: list[_Call]) -> None:
-        """The unit is in the page cache: answer whom that is enough for, and see to it that the others follow."""
+        """The unit is in the page cache: let readers see it, answer whom that is enough for, and see to the others.
+
+        Readers that wait come first: theirs is the longer way.
+        """
         self._log.written_end = written.end
         self._stored_at_ms = written.stored_at_ms
         self._preparer.advance(written.end)
         written.must_sync = self._options.flush is FlushPolicy.BEFORE_ACK
         cache_is_enough = self.flusher.busy_ms() < self._options.slow_sync_ms
         at = 0
+        answered: list[tuple[_Call, int]] = []
         for call in calls:
             if call.durability is Durability.SYNCED:
                 written.must_sync = True
             if call.durability is Durability.BUFFERED and cache_is_enough:
-                self._answer(call, written.placed(call, at, durable=False))
+                answered.append((call, at))
             else:
                 written.waiting.append((call, at))
             at += len(call.rows)
@@ -401,6 +405,8 @@ class LogWriter:
         if written.must_sync or not cache_is_enough or unflushed >= self._options.flush_max_bytes:
             self.flusher.request(written.end, written.stored_at_ms)
         self._publish()
+        for call, at in answered:
+            self._answer(call, written.placed(call, at, durable=False))
         self._watch_sync()
 
     # ------------------------------------------------------------------------------------------- visible, and answered

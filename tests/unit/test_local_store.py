@@ -216,6 +216,26 @@ def test_by_interval_a_message_is_seen_and_answered_at_once_and_synced_later():
     in_world(main)
 
 
+def test_by_interval_a_waiting_reader_is_woken_before_a_buffered_append_is_answered():
+    async def main(world):
+        store = await open_with_orders(world, options(flush=FlushPolicy.INTERVAL, flush_interval_ms=60_000))
+        events: list[str] = []
+        store.call_on_arrival(QUEUE, 0, lambda: events.append(f"woken at {store.bounds(QUEUE).end}"))
+        appended = asyncio.get_running_loop().create_future()
+
+        def answer(placed):
+            events.append("answered")
+            appended.set_result(placed)
+
+        rows = rows_of([message()])
+        store.append_rows(rows, durability=Durability.BUFFERED, done=answer, failed=appended.set_exception)
+
+        assert not (await appended).durable
+        assert events == ["woken at 1", "answered"]
+
+    in_world(main)
+
+
 def test_by_interval_few_pages_wait_for_the_thorough_flush_and_many_for_the_next_interval():
     async def main(world):
         given = options(
