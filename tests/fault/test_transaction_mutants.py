@@ -168,7 +168,7 @@ def test_a_transaction_that_nobody_asks_about_is_found(monkeypatch):
 
 
 def test_a_snapshot_that_claims_more_than_it_holds_is_found(monkeypatch):
-    monkeypatch.setattr(Journal, "_positions", lambda self: {queue: one.end + 1 for queue, one in self._applied.items()})
+    monkeypatch.setattr(Journal, "_positions", lambda self: {queue: one.prefix + 1 for queue, one in self._applied.items()})
 
     assert transactions_find()
 
