@@ -3,7 +3,7 @@
 A firing is one append of the message and a mark, so after a crash there are both or neither.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -12,11 +12,10 @@ from scheduler import cron_schedule
 from scheduler.cron_schedule import CRON_QUEUE, AnyCronMark, CountRestarted
 from scheduler.cron_table import CronItem, CronTable, Settled
 from storage.clock import Clock
+from storage.derived_table import DerivedTable, OnDamage
 from storage.errors import CorruptRecord
-from storage.journal import Replay
 from storage.message import Durability, Message
-from storage.offset_set import OffsetSet
-from storage.store import KeyLookup, MessageStore, Snapshot, Snapshots
+from storage.store import KeyLookup, MessageStore
 
 SNAPSHOT = "cron"
 
@@ -45,23 +44,24 @@ class CronLog:
         self._clock = clock
         self._on_settled = on_settled
         self.table = CronTable()
-        self._applied = OffsetSet()
-        self._kept_end = 0
-        self.left_out = 0  # damaged marks that the replay left out
+        self._log = DerivedTable(store, SNAPSHOT, {CRON_QUEUE: OnDamage.LEAVE_OUT})
+
+    @property
+    def left_out(self) -> int:
+        """Number of damaged marks that the replay left out."""
+        return self._log.left_out
 
     async def restore(self) -> int:
         """Begin where the last snapshot ends.
 
         Marks that were stored before the returned time are lost.
         """
-        snapshot = await self._store.load_snapshot(SNAPSHOT) if isinstance(self._store, Snapshots) else None
-        if snapshot is not None:
-            for schedule_id, settled in msgspec.msgpack.decode(snapshot.data, type=dict[str, int | Settled]).items():
+        data = await self._log.load()
+        if data is not None:
+            for schedule_id, settled in msgspec.msgpack.decode(data, type=dict[str, int | Settled]).items():
                 self.table.settle_as(schedule_id, Settled(settled) if isinstance(settled, int) else settled)
-            self._kept_end = snapshot.positions[CRON_QUEUE]
         first = (await self._store.offsets(CRON_QUEUE)).first
-        self._applied.restart(max(self._kept_end, first))
-        if first <= self._kept_end:
+        if first <= self._log.positions()[CRON_QUEUE]:
             return 0
         try:
             oldest = await self._store.read(CRON_QUEUE, first, max_messages=1, max_bytes=1)
@@ -71,24 +71,19 @@ class CronLog:
 
     async def replay(self) -> tuple[int, bool]:
         """Read the marks to the end: how many, and is there one that cannot be read?"""
-        begin = self._applied.prefix
-        replay = Replay(self._store, CRON_QUEUE, begin, cron_schedule.read_mark, may_leave_out=True)
-        async for _, mark in replay:
+        count = 0
+        async for mark in self._log.replay(CRON_QUEUE, cron_schedule.read_mark):
             self._settle(mark)
-        self._applied.restart(replay.end)
-        self.left_out = replay.left_out
-        return replay.end - begin, replay.left_out > 0
+            count += 1
+        return count + self.left_out, self.left_out > 0
 
     async def save_snapshot(self) -> int:
-        """Keep how far schedules are settled; how many bytes, 0 where nothing is new."""
-        end = self._applied.prefix
-        if not isinstance(self._store, Snapshots) or end == self._kept_end:
-            return 0
-        data = msgspec.msgpack.encode(self.table.settled())
-        snapshot = Snapshot((data,), {CRON_QUEUE: end})
-        await self._store.save_snapshot(SNAPSHOT, snapshot)
-        self._kept_end = end
-        return snapshot.size_bytes
+        """Save how far schedules are settled. The number of bytes; 0 if nothing has changed."""
+
+        def encode() -> Iterable[bytes]:
+            yield msgspec.msgpack.encode(self.table.settled())
+
+        return await self._log.save_snapshot(encode)
 
     async def recent(self, schedule_id: str, *, count: int) -> list[Firing]:
         """The last things that came of a schedule, newest first; none where the engine does not find messages by their key."""
@@ -106,9 +101,8 @@ class CronLog:
             for message in (*step.messages, cron_schedule.mark_message(step.mark, now_ms=now_ms))
         ]  # fmt: skip
         has_sent = any(step.messages for step in steps)
-        for place in await self._store.append(messages, durability=None if has_sent else Durability.SYNCED):
-            if place.queue == CRON_QUEUE:
-                self._applied.add(place.queue_offset)
+        durability = None if has_sent else Durability.SYNCED
+        self._log.count(await self._store.append(messages, durability=durability))
         # The log has it: the next reader finds it settled, even if this is not on disk yet.
         for step in steps:
             self._settle(step.mark)

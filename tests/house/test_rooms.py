@@ -32,7 +32,7 @@ AT_HOME = {
 # Below the seam everything is plain and synchronous; these are the bridge (house: async above the seam, threads below it).
 _BRIDGE = ("engine", "local_store", "reader", "offset_commits", "futures", "event_loop")
 # And these keep order among those who wait, for the floors above the seam.
-_FOR_THE_FLOORS_ABOVE = {"storage/turns.py", "storage/watchers.py"}
+_FOR_THE_FLOORS_ABOVE = {"storage/derived_table.py", "storage/turns.py", "storage/watchers.py"}
 KNOW_ASYNCIO = {"storage/memory.py", *_FOR_THE_FLOORS_ABOVE, *(f"storage/local/{part}.py" for part in _BRIDGE)}
 
 
