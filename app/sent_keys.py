@@ -9,7 +9,7 @@ of its topic reaches back further than memory does.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -18,13 +18,12 @@ import msgspec
 from app.problems import Problem
 from app.sent_key_table import KEPT_BYTES, Sent, SentMessage, SentTable, pack, unpack
 from storage.clock import Clock
+from storage.derived_table import DerivedTable, OnDamage
 from storage.errors import IdempotencyInProgress, IdempotencyKeyReused, UnknownQueue
 from storage.formats import parts
 from storage.formats.names import SENT_KEY_TOPIC
-from storage.journal import Replay
 from storage.message import Appended, Message, QueueId, StoredMessage
-from storage.offset_set import OffsetSet
-from storage.store import KeyLookup, MessageStore, Snapshot, Snapshots, SyncedPosition, find_message
+from storage.store import KeyLookup, MessageStore, SyncedPosition, find_message
 
 SNAPSHOT = "sent_keys"
 _SNAPSHOT_SLICE = 5_000
@@ -54,24 +53,18 @@ class SentKeys:
         self._table = SentTable(kept_bytes)
         self._running: set[tuple[str, str]] = set()
         self._tasks: set[asyncio.Task[list[Appended]]] = set()
-        self._applied = OffsetSet()
-        self._kept_end = 0
+        self._log = DerivedTable(store, SNAPSHOT, {_QUEUE: OnDamage.REFUSE})
 
     async def start(self) -> None:
         """Give the table back from the last snapshot and the log."""
         await self._store.create_topic(SENT_KEY_TOPIC, queue_count=1)
-        snapshot = await self._store.load_snapshot(SNAPSHOT) if isinstance(self._store, Snapshots) else None
-        if snapshot is not None:
-            for part in parts.read(snapshot.data):
-                for sent in unpack(part):
-                    self._table.keep(sent)
-            self._applied.restart(snapshot.positions[_QUEUE])
-            self._kept_end = self._applied.prefix
-        replay = Replay(self._store, _QUEUE, max(self._applied.prefix, (await self._store.offsets(_QUEUE)).first), _sent_of)
-        async for _, sent in replay:
+        data = await self._log.load()
+        for part in parts.read(data) if data is not None else ():
+            for sent in unpack(part):
+                self._table.keep(sent)
+        async for sent in self._log.replay(_QUEUE, _sent_of):
             self._table.keep(sent)
-        self._applied.restart(replay.end)
-        if replay.end > len(self._table):
+        if self._log.positions()[_QUEUE] > len(self._table):
             self._table.note_forgotten()
 
     async def sent_before(self, request: KeyedRequest, *, window_ms: int) -> Sent | None:
@@ -173,19 +166,16 @@ class SentKeys:
         return await find_message(self._store, queue, from_offset, message_id)
 
     async def save_snapshot(self) -> int:
-        """Keep the table; how many bytes, 0 where nothing is new."""
-        if not isinstance(self._store, Snapshots) or self._applied.prefix == self._kept_end:
-            return 0
-        end, packed = self._applied.prefix, self._table.packed()
-        slices = range(0, len(packed), _SNAPSHOT_SLICE)
-        pieces = [parts.head(len(slices))]
-        for at in slices:
-            pieces.append(parts.framed(pack(packed[at : at + _SNAPSHOT_SLICE])))
-            await asyncio.sleep(0)
-        snapshot = Snapshot(pieces, {_QUEUE: end})
-        await self._store.save_snapshot(SNAPSHOT, snapshot)
-        self._kept_end = end
-        return snapshot.size_bytes
+        """Save the table. The number of bytes; 0 if nothing has changed."""
+
+        def encode() -> Iterator[bytes]:
+            packed = self._table.packed()
+            slices = range(0, len(packed), _SNAPSHOT_SLICE)
+            yield parts.head(len(slices))
+            for at in slices:
+                yield parts.framed(pack(packed[at : at + _SNAPSHOT_SLICE]))
+
+        return await self._log.save_snapshot(encode)
 
     async def _append(
         self,
@@ -213,7 +203,7 @@ class SentKeys:
             mark = Message(queue=_QUEUE, message_id="", body=body, born_at_ms=now_ms, key=key, tag="sent")
             *appended, marked = await append([*messages.values(), mark])
             self._table.keep(_stored(sent, marked))
-            self._applied.add(marked.queue_offset)
+            self._log.count([marked])
             return appended
         finally:
             self._running.discard((request.scope, request.key))

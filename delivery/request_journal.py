@@ -1,6 +1,6 @@
 """The table of requests and the log that it is derived from: events, snapshots, and what memory has forgotten."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -9,11 +9,10 @@ from delivery.options import RequestOptions
 from delivery.request_events import REPLY_QUEUE, REQUEST_QUEUE, AnyRequestEvent, Opened, event_message, read_event
 from delivery.request_table import Request, RequestState, RequestTable
 from storage.clock import Clock
+from storage.derived_table import DerivedTable, OnDamage
 from storage.errors import UnknownRequest
-from storage.journal import Replay
 from storage.message import Appended, Durability, Message
-from storage.offset_set import OffsetSet
-from storage.store import KeyLookup, MessageStore, Snapshot, Snapshots, SyncedPosition
+from storage.store import KeyLookup, MessageStore
 from storage.watchers import Watchers
 
 SNAPSHOT = "requests"
@@ -38,36 +37,29 @@ class RequestJournal:
         self.table = RequestTable(closed_kept=options.closed_kept, cancelled_kept=options.cancelled_kept)
         self.watchers = Watchers()  # for a request to leave its state
         self.unstored: set[str] = set()  # requests that are known before they are in the log
-        self._applied = OffsetSet()
-        self._kept_end = 0
+        self._log = DerivedTable(store, SNAPSHOT, {REQUEST_QUEUE: OnDamage.REFUSE})
 
     async def start(self) -> int:
         """Give the table back from the last snapshot and the log; the number of events replayed."""
         for queue in (REQUEST_QUEUE, REPLY_QUEUE):
             await self.store.create_topic(queue.topic, queue_count=1)
-        begin = (await self.store.offsets(REQUEST_QUEUE)).first
-        snapshot = await self.store.load_snapshot(SNAPSHOT) if isinstance(self.store, Snapshots) else None
-        if snapshot is not None:
-            self._load(_dump_decoder.decode(snapshot.data))
-            begin = max(begin, snapshot.positions[REQUEST_QUEUE])
-        replay = Replay(self.store, REQUEST_QUEUE, begin, read_event)
-        async for _, event in replay:
+        data = await self._log.load()
+        if data is not None:
+            self._load(_dump_decoder.decode(data))
+        count = 0
+        async for event in self._log.replay(REQUEST_QUEUE, read_event):
             self._replay(event)
-        self._applied.restart(replay.end)
-        self._kept_end = begin
-        return replay.end - begin
+            count += 1
+        return count
 
     async def save_snapshot(self) -> int:
-        """Keep the table, so that a start replays only what came later; how many bytes, 0 where nothing is new."""
-        end = self._applied.prefix
-        if not isinstance(self.store, Snapshots) or end == self._kept_end:
-            return 0
-        stored = [request for request in self.table if request.request_id not in self.unstored]
-        dump = _Dump(stored, self.table.cancelled, self.table.has_forgotten)
-        snapshot = Snapshot((msgspec.msgpack.encode(dump),), {REQUEST_QUEUE: end})
-        await self.store.save_snapshot(SNAPSHOT, snapshot)
-        self._kept_end = end
-        return snapshot.size_bytes
+        """Save the table, so that a start replays only later events. The number of bytes; 0 if nothing has changed."""
+
+        def encode() -> Iterator[bytes]:
+            stored = [request for request in self.table if request.request_id not in self.unstored]
+            yield msgspec.msgpack.encode(_Dump(stored, self.table.cancelled, self.table.has_forgotten))
+
+        return await self._log.save_snapshot(encode)
 
     # ---------------------------------------------------------------------------------------------------------- changes
 
@@ -87,16 +79,11 @@ class RequestJournal:
 
     async def append(self, messages: Sequence[Message], *, from_reserve: bool) -> list[Appended]:
         """On disk on return."""
-        appended = await self.store.append(messages, durability=Durability.SYNCED, from_reserve=from_reserve)
-        if not appended[-1].durable and isinstance(self.store, SyncedPosition):
-            await self.store.wait_durable(appended[-1])
-        return appended
+        return await self._log.append(messages, durability=Durability.SYNCED, from_reserve=from_reserve)
 
     def count(self, appended: Sequence[Appended]) -> None:
         """The table reflects these events, of those that were appended."""
-        for place in appended:
-            if place.queue == REQUEST_QUEUE:
-                self._applied.add(place.queue_offset)
+        self._log.count(appended)
 
     # ---------------------------------------------------------------------------------------------------------- finding
 

@@ -3,7 +3,7 @@
 A firing is one append of the message and a mark, so after a crash there are both or neither.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -80,7 +80,7 @@ class CronLog:
     async def save_snapshot(self) -> int:
         """Save how far schedules are settled. The number of bytes; 0 if nothing has changed."""
 
-        def encode() -> Iterable[bytes]:
+        def encode() -> Iterator[bytes]:
             yield msgspec.msgpack.encode(self.table.settled())
 
         return await self._log.save_snapshot(encode)
