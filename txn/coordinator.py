@@ -88,7 +88,7 @@ class TransactionCoordinator:
 
     def count_left_out(self) -> int:
         """Damaged events about checks that the start left out."""
-        return self._journal.left_out
+        return self._journal.log.left_out
 
     async def put_back(self, first_kept: Mapping[QueueId, int]) -> int:
         """Write again what is undecided and lies before these offsets, which is about to be dropped; how many transactions.

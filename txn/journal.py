@@ -3,29 +3,24 @@
 What a snapshot of the table says to reflect of each queue is counted message by message: it never claims what the table lacks.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
 from storage.clock import Clock
+from storage.derived_table import DerivedTable, OnDamage
 from storage.errors import Backpressure, TransactionExpired, UnknownTransaction
 from storage.formats import parts
 from storage.identifiers import Identifiers
-from storage.journal import Replay
 from storage.message import Appended, Durability, Message, QueueId, StoredMessage
-from storage.offset_set import OffsetSet
-from storage.store import MessageStore, Reserve, Snapshot, Snapshots, SyncedPosition
+from storage.store import MessageStore, Reserve
 from storage.watchers import Watchers
 from txn import half_message, recall
-from txn.half_message import HALF_QUEUE, AnyCheckEvent, CheckAnswer, Held, Op
+from txn.half_message import CHECK_QUEUE, HALF_QUEUE, HELD_QUEUE, OP_QUEUE, AnyCheckEvent, CheckAnswer, Held, Op
 from txn.open_checks import OpenChecks
 from txn.pending import TransactionTable
 from txn.states import Resolver, TxnState
 from txn.transaction import Messages, Transaction, with_finals
-
-T = TypeVar("T")
 
 SNAPSHOT = "transactions"
 _HALF_WAIT_MS = 10_000
@@ -54,10 +49,18 @@ class Journal:
         self.watchers = Watchers()
         # A commit writes all of its transaction again: that much is to be kept free.
         self._owe = store.owe if isinstance(store, Reserve) else lambda owed_bytes: None
-        self._applied = {queue: OffsetSet() for queue in half_message.SYSTEM_QUEUES}
-        self._kept_positions = self._positions()
+        # Held marks and check events only tell how far the checking has come: without one a producer is checked once more.
+        self.log = DerivedTable(
+            store,
+            SNAPSHOT,
+            {
+                HALF_QUEUE: OnDamage.REFUSE,
+                HELD_QUEUE: OnDamage.LEAVE_OUT,
+                CHECK_QUEUE: OnDamage.LEAVE_OUT,
+                OP_QUEUE: OnDamage.REFUSE,
+            },
+        )
         self._on_decided = on_decided
-        self.left_out = 0  # damaged events that the replay left out
 
     # --------------------------------------------------------------------------------------------------------- finding
 
@@ -83,20 +86,13 @@ class Journal:
         self, messages: Sequence[Message], durability: Durability | None, *, from_reserve: bool = True
     ) -> list[Appended]:
         """Raises what `MessageStore.append` raises. The caller changes the table before it awaits anything."""
-        appended = await self.store.append(messages, durability=durability, from_reserve=from_reserve)
-        if durability is Durability.SYNCED and not appended[-1].durable and isinstance(self.store, SyncedPosition):
-            # The sync takes longer than the engine's limit, and a decision is not answered before it is on disk.
-            await self.store.wait_durable(appended[-1])
-        for one in appended:
-            if one.queue in self._applied:
-                self._applied[one.queue].add(one.queue_offset)
+        appended = await self.log.append(messages, durability=durability, from_reserve=from_reserve)
+        self.log.count(appended)
         return appended
 
     def note_appended(self, queue: QueueId, queue_offsets: Iterable[int]) -> None:
         """Messages of a queue of ours were appended, and the table reflects them."""
-        applied = self._applied[queue]
-        for queue_offset in queue_offsets:
-            applied.add(queue_offset)
+        self.log.count_offsets(queue, queue_offsets)
 
     def owe(self) -> None:
         """Tell the store what the commits of all undecided transactions would take."""
@@ -192,54 +188,25 @@ class Journal:
     # ----------------------------------------------------------------------------------------------- snapshots, replay
 
     async def save_snapshot(self) -> int:
-        """Keep the table, so that a start replays only what came later; how many bytes, 0 where nothing is new."""
-        # The positions first: what changes while the table is encoded, a slice at a time, is then replayed once more.
-        positions = self._positions()
-        if not isinstance(self.store, Snapshots) or positions == self._kept_positions:
-            return 0
-        transactions = list(self.table)
-        slices = range(0, len(transactions), _SNAPSHOT_SLICE)
-        pieces = [parts.head(len(slices))]
-        for at in slices:
-            pieces.append(parts.framed(msgspec.msgpack.encode(transactions[at : at + _SNAPSHOT_SLICE])))
-            await asyncio.sleep(0)
-        snapshot = Snapshot(pieces, positions)
-        await self.store.save_snapshot(SNAPSHOT, snapshot)
-        self._kept_positions = positions
-        return snapshot.size_bytes
+        """Save the table, so that a start replays only later events. The number of bytes; 0 if nothing has changed."""
+
+        def encode() -> Iterator[bytes]:
+            transactions = list(self.table)
+            slices = range(0, len(transactions), _SNAPSHOT_SLICE)
+            yield parts.head(len(slices))
+            for at in slices:
+                yield parts.framed(msgspec.msgpack.encode(transactions[at : at + _SNAPSHOT_SLICE]))
+
+        return await self.log.save_snapshot(encode)
+
+    async def load_snapshot(self) -> None:
+        """Load the table as the last snapshot has it, if there is one."""
+        data = await self.log.load()
+        decoder = msgspec.msgpack.Decoder(list[Transaction])
+        for part in parts.read(data) if data is not None else ():
+            for transaction in decoder.decode(part):
+                self.table.add(transaction)
 
     def replayed(self) -> None:
         """The table reflects all of the log."""
         self._owe(self.table.open_bytes)
-
-    async def restore(self) -> None:
-        """The table as the last snapshot has it, if there is one."""
-        snapshot = await self.store.load_snapshot(SNAPSHOT) if isinstance(self.store, Snapshots) else None
-        if snapshot is None:
-            return
-        decoder = msgspec.msgpack.Decoder(list[Transaction])
-        for part in parts.read(snapshot.data):
-            for transaction in decoder.decode(part):
-                self.table.add(transaction)
-        for queue, queue_offset in snapshot.positions.items():
-            self._applied[queue].restart(queue_offset)
-        self._kept_positions = self._positions()
-
-    async def later(
-        self, queue: QueueId, read: Callable[[StoredMessage], T], *, may_leave_out: bool = False
-    ) -> AsyncIterator[T]:
-        """What a queue says that the table does not reflect; each event counts as applied when the next is requested.
-
-        Raises CorruptRecord and UnknownFormat for a damaged event, unless `may_leave_out`: it is counted then.
-        """
-        applied = self._applied[queue]
-        begin = max(applied.prefix, (await self.store.offsets(queue)).first)
-        replay = Replay(self.store, queue, begin, read, may_leave_out=may_leave_out)
-        async for message, event in replay:
-            yield event
-            applied.restart(message.queue_offset + 1)
-        applied.restart(replay.end)
-        self.left_out += replay.left_out
-
-    def _positions(self) -> dict[QueueId, int]:
-        return {queue: applied.prefix for queue, applied in self._applied.items()}

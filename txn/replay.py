@@ -29,20 +29,19 @@ class Replay:
         self._brokers: dict[str, Op | None] = {}  # the transactions that a broker had a hand in, and its op about each
 
     async def run(self) -> int:
-        await self._journal.restore()
+        await self._journal.load_snapshot()
         replayed = 0
-        async for half in self._journal.later(HALF_QUEUE, lambda half: half):
+        async for half in self._journal.log.replay(HALF_QUEUE, lambda half: half):
             replayed += 1
             self._replay_half(half)
         self._drop_incomplete()
-        # What these two say only tells how far the asking has come: without it a producer is asked once more.
-        async for message in self._journal.later(HELD_QUEUE, lambda message: message, may_leave_out=True):
+        async for message in self._journal.log.replay(HELD_QUEUE, lambda message: message):
             replayed += 1
             self._replay_held(message)
-        async for event in self._journal.later(CHECK_QUEUE, half_message.read_check, may_leave_out=True):
+        async for event in self._journal.log.replay(CHECK_QUEUE, half_message.read_check):
             replayed += 1
             self._table.apply(event)
-        async for op in self._journal.later(OP_QUEUE, half_message.read_op):
+        async for op in self._journal.log.replay(OP_QUEUE, half_message.read_op):
             replayed += 1
             self._replay_op(op)
         await self._settle_brokers()

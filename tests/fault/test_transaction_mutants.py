@@ -11,6 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from scheduler.cron_log import CronLog
 from scheduler.schedule_log import ScheduleLog
 from scheduler.schedule_service import ScheduleService
+from storage.derived_table import DerivedTable
 from storage.message import Durability, Message
 from storage.turns import Turns
 from tests.fault.simulated_day import Day
@@ -168,7 +169,8 @@ def test_a_transaction_that_nobody_asks_about_is_found(monkeypatch):
 
 
 def test_a_snapshot_that_claims_more_than_it_holds_is_found(monkeypatch):
-    monkeypatch.setattr(Journal, "_positions", lambda self: {queue: one.prefix + 1 for queue, one in self._applied.items()})
+    positions = DerivedTable.positions
+    monkeypatch.setattr(DerivedTable, "positions", lambda self: {queue: at + 1 for queue, at in positions(self).items()})
 
     assert transactions_find()
 
