@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import PurePath
 
+import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from storage.errors import UnknownFormat
 from storage.files import durable
@@ -73,10 +75,19 @@ class Segment:
 
     def read_ascending_cached(self, places: Sequence[tuple[int, int]], buffer: bytearray, *, is_hot: bool) -> list[bytes]:
         """As `read_each_cached`, of offsets that ascend. Where the page cache has all between them, the mapping serves, too."""
-        if self.region is not None and not is_hot:
-            (begin, _), (end, length) = places[0], places[-1]
-            is_hot = self.region.is_cached(begin, end + length)
+        is_hot = is_hot or self._is_cached(places[0][0], sum(places[-1]))
         return self.read_each_cached(places, buffer, is_hot=is_hot)
+
+    def read_joined_cached(
+        self, offsets: NDArray[np.int64], lengths: list[int], buffer: bytearray, *, is_hot: bool
+    ) -> bytes:  # fmt: skip
+        """As `read_ascending_cached`, one behind the other. All of them are in the file."""
+        if self.region is not None and (is_hot or self._is_cached(int(offsets[0]), int(offsets[-1]) + lengths[-1])):
+            return self.region.read_joined(offsets, lengths)
+        return b"".join(self.read_each_cached(list(zip(offsets.tolist(), lengths, strict=True)), buffer, is_hot=False))
+
+    def _is_cached(self, begin: int, end: int) -> bool:
+        return self.region is not None and self.region.is_cached(begin, end)
 
     @contextmanager
     def use(self) -> Iterator[File]:

@@ -20,6 +20,9 @@ from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from random import Random
 
+import numpy as np
+from numpy.typing import NDArray
+
 from storage.files.vfs import Space
 
 SECTOR_BYTES = 512
@@ -152,6 +155,9 @@ class SimulatedRegion:
 
     def read_each(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
         return [self.read(offset, length) for offset, length in places]
+
+    def read_joined(self, offsets: NDArray[np.int64], lengths: list[int]) -> bytes:
+        return b"".join(self.read_each(list(zip(offsets.tolist(), lengths, strict=True))))
 
     def is_cached(self, begin: int, end: int) -> bool:
         return True

@@ -106,11 +106,12 @@ class CommitLog:
             return None
         is_hot = begin >= max(self.trusted_from, self.written_end - _HOT_BYTES)
         base = segment.base_offset
-        places = [(offset - base, length) for offset, length in zip(offsets, lengths, strict=True)]
-        found = segment.read_ascending_cached(places, self._buffer, is_hot=is_hot)
         if isinstance(found_at, list):
+            places = [(offset - base, length) for offset, length in zip(offsets, lengths, strict=True)]
+            found = segment.read_ascending_cached(places, self._buffer, is_hot=is_hot)
             return record_block.few_of_queue(queue, queue_offset, found_at, found)
-        return record_block.of_queue(queue, queue_offset, found_at, b"".join(found))
+        data = segment.read_joined_cached(found_at.physical_offsets - base, lengths, self._buffer, is_hot=is_hot)
+        return record_block.of_queue(queue, queue_offset, found_at, data)
 
     def fetch(self, entries: Sequence[QueueEntry]) -> Piece | None:
         """The bytes that these entries of a queue point to; they may end before the last of them. May wait for the disk."""

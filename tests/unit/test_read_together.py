@@ -4,6 +4,7 @@ import mmap
 import os
 from pathlib import PurePath
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -74,3 +75,17 @@ def test_a_mapping_knows_what_the_page_cache_has(tmp_path):
     assert (written, dropped) == (True, False)
     assert read == [True, True]
     assert outside == [False] * 2
+
+
+@pytest.mark.parametrize(
+    "lengths", [[700] * 40, [700] * 39 + [701], [1], [len(CONTENT)]], ids=["equal", "unequal", "one", "all"]
+)
+def test_pieces_of_a_mapping_are_joined_whether_they_are_equally_long_or_not(file, lengths):
+    region = file.map()
+    last = len(CONTENT) - lengths[-1]
+    offsets = [*(number * 9_001 for number in range(len(lengths) - 1)), last]
+
+    joined = region.read_joined(np.array(offsets), lengths)
+
+    assert joined == b"".join(CONTENT[at : at + length] for at, length in zip(offsets, lengths, strict=True))
+    region.close()  # which a live view of it would not allow
