@@ -35,7 +35,7 @@ _CLOSED_V6 = tuple(
     for text in (
         "2001::/23",  # Teredo, benchmarks, ORCHID and other protocol assignments
         "2001:db8::/32",  # documentation
-        "2002::/16",  # 6to4: whoever relays it decides where it goes
+        "2002::/16",  # 6to4: the relay decides on the destination
         "3fff::/20",  # documentation
     )
 )
@@ -53,7 +53,7 @@ def parse_address(text: str) -> Address | None:
 
 
 def is_public(address: Address) -> bool:
-    """May anybody's service be there, and none of ours?"""
+    """Is the address public, and none of this service's own?"""
     if isinstance(address, IPv6Address):
         inner = _carried(address)
         if inner is not None:

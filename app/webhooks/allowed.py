@@ -36,7 +36,7 @@ class Allowed(NamedTuple):
 
 
 def read_allowed(texts: Iterable[str]) -> Allowed:
-    """What has a slash is a network. Raises ValueError."""
+    """Parse hosts and networks; a text with a slash is a network. Raises ValueError."""
     hosts, networks = set(), []
     for text in texts:
         if "/" in text:

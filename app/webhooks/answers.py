@@ -52,7 +52,7 @@ class CheckAnswer(msgspec.Struct, kw_only=True):
 
 
 def read_answer(answer: Answer, *, now_ms: int) -> Answered | Failed:
-    """What an endpoint's answer means."""
+    """Interpret the response of an endpoint."""
     if answer.status != 200:
         return _refused(answer, now_ms)
     content_type = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -109,7 +109,7 @@ def _invalid(detail: str) -> Failed:
 
 
 def _shown(text: str) -> str:
-    """What somebody else wrote, fit for a log and a problem."""
+    """Foreign text, made safe for a log and a problem."""
     return "".join([character if character.isprintable() else "?" for character in text[:200]])
 
 

@@ -1,7 +1,9 @@
-"""Does an endpoint keep the contract of checks? Five made-up questions, about transactions that nobody began.
+"""Does an endpoint keep the contract of checks? Five test questions, about transactions that do not
+exist.
 
-The first three are signed as every check is. An endpoint that answers commit to one of them would publish what no database has;
-one that changes its mind cannot be asked twice. The last two come from nobody: whoever takes them, takes anybody's.
+The first three are signed as every check is. An endpoint that answers commit to one of them would
+publish what no database has; one that changes its mind cannot be asked twice. The last two carry no
+valid signature: an endpoint that accepts them accepts a check from any sender.
 """
 
 import asyncio
@@ -29,7 +31,7 @@ _OLD_ANSWER_NUMBER = 15
 
 
 class Case(NamedTuple):
-    """What came of one question."""
+    """Result of one test question."""
 
     case: str
     expected: str
@@ -39,7 +41,7 @@ class Case(NamedTuple):
 
 
 class _Came(NamedTuple):
-    """What a judge is told: the status, the decision, and the decision that the question before was answered with."""
+    """Input of a judge: the status, the decision, and the decision of the question before."""
 
     status: int | None
     decision: TxnEvent | None

@@ -146,7 +146,7 @@ def _causes(error: BaseException | None) -> Iterator[Exception]:
 
 
 def question(check: LeasedCheck, now_ms: int) -> CheckQuestion:
-    """What is asked about the check's transaction."""
+    """The body of the check of a transaction."""
     transaction = check.transaction
     return CheckQuestion(
         check_id=check.check_id,
@@ -158,7 +158,7 @@ def question(check: LeasedCheck, now_ms: int) -> CheckQuestion:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong on the way, in words that name no address of ours."""
+    """Reason of a transport error, without internal addresses."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):

@@ -1,10 +1,11 @@
-"""One request to a host that somebody else named, so that it reaches nothing but what it may reach.
+"""One request to a host that a client named, so that it reaches nothing but what it may reach.
 
-The name is resolved here, every address of it is checked, and the connection goes to an address that was checked: nobody can
-answer one thing to the check and another to the connection. That is done again at each try, so connections are not kept. TLS
-and the Host header still speak of the name. No redirect is followed, no proxy of the environment is asked, no encoding is
-offered or undone, and at most so many bytes of the answer are read. The second line is the operator's: an egress proxy, or a
-subnet of its own.
+The name is resolved here, every address of it is checked, and the connection goes to an address
+that was checked: no name server can answer one thing to the check and another to the connection.
+That is done again at each try, so connections are not kept. TLS and the Host header still speak of
+the name. No redirect is followed, no proxy of the environment is asked, no encoding is offered or
+undone, and at most so many bytes of the answer are read. The second line is the operator's: an
+egress proxy, or a subnet of its own.
 """
 
 import asyncio
@@ -35,11 +36,11 @@ class AddressRefused(Exception):
 
 
 class AnswerTooLong(Exception):
-    """More than `MAX_ANSWER_BYTES`."""
+    """The response is longer than `MAX_ANSWER_BYTES`."""
 
 
 class Answer(NamedTuple):
-    """What came back, as it came."""
+    """An HTTP response as it was received."""
 
     status: int
     headers: Mapping[str, str]  # names in lower case
@@ -153,8 +154,9 @@ def _transport(backend: httpcore.AsyncNetworkBackend, tls: ssl.SSLContext) -> ht
 class SystemResolver:
     """Looks names up as the machine does; the event loop's.
 
-    On threads that nobody waits for: a name server that is silent must not hold up the end. One lookup of a name serves all who
-    ask meanwhile, and no more than so many are under way, since such a server keeps a thread for half a minute.
+    On threads that are not awaited: a silent name server must not delay the stop. One lookup of a
+    name serves all who ask meanwhile, and no more than so many are under way, since such a server
+    keeps a thread for half a minute.
     """
 
     def __init__(self, *, most: int = _MOST_LOOKUPS, look_up: Callable[[str, int], list[str]] | None = None) -> None:
@@ -174,7 +176,7 @@ class SystemResolver:
     def _ended(self, name: tuple[str, int], lookup: asyncio.Task[list[str]]) -> None:
         del self._under_way[name]
         if not lookup.cancelled():
-            lookup.exception()  # whoever asked may have gone
+            lookup.exception()  # the caller may have gone
 
     async def _find(self, host: str, port: int) -> list[str]:
         loop = asyncio.get_running_loop()

@@ -20,11 +20,11 @@ _PORTS = {"https": 443, "http": 80}
 
 
 class UrlRefused(Exception):
-    """A check may not be sent there; the text says why, in words for whoever configured it."""
+    """The URL is not allowed for checks; the text is the reason, for the operator."""
 
 
 class Target(NamedTuple):
-    """Where checks go."""
+    """Parsed URL to send checks to."""
 
     url: httpx.URL
     host: str  # in lower case, IDNA where it was not ASCII; an address without brackets
@@ -33,7 +33,10 @@ class Target(NamedTuple):
 
 
 def parse_url(text: str, allowed: Allowed) -> Target:
-    """What the operator has listed may be loopback, private, plain http and on any port. Raises UrlRefused."""
+    """Parse a check URL.
+
+    Raises UrlRefused. Listed hosts may be loopback, private, http, on any port.
+    """
     # Spaces, controls and backslashes are read differently by different parsers; so is whatever is not ASCII, outside a host.
     if any(character <= " " or character in '\\<>"^`{|}\x7f' for character in text):
         raise UrlRefused("it holds characters that no URL has")
