@@ -29,7 +29,7 @@ class ConsumerGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConsumerGroups:
-    """The event loop's."""
+    """Registry of consumer groups. Event loop only."""
 
     def __init__(self, database: Database, clock: Clock, limits: LimitOptions) -> None:
         self._database = database

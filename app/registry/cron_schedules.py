@@ -12,7 +12,7 @@ from scheduler.cron_schedule import CatchUp, CronSchedule
 
 
 class CronSchedules:
-    """A `CronRegistry`."""
+    """A `CronRegistry` in the SQL database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

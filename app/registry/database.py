@@ -79,7 +79,8 @@ _PASSING = {
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 _SQLITE: dict[str, Any] = {"poolclass": StaticPool, "connect_args": {"check_same_thread": False}}
-# A server may have been restarted since the connection was last used: asked before, it is made anew.
+# A server may have been restarted since the connection was last used: tested before use, it is
+# replaced.
 _SERVER: dict[str, Any] = {"pool_size": 1, "max_overflow": 0, "pool_pre_ping": True}
 
 

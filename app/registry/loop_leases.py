@@ -26,7 +26,7 @@ def database_now_ms(connection: Connection) -> int:
 
 
 class LoopLease:
-    """An `OwnershipLease`."""
+    """An `OwnershipLease` in the SQL database."""
 
     def __init__(
         self,
@@ -82,7 +82,8 @@ class LoopLease:
         last: int = lease["token"]
         if lease["expires_at_ms"] > now_ms and (lease["owner"], last) != (self._owner, held):
             return None
-        # One that has ended is a new one even for its last owner: it may have been somebody else's in between.
+        # A lease that has ended is a new one even for its last owner: another may have owned it
+        # since.
         token = last if lease["expires_at_ms"] > now_ms else last + 1
         changed = connection.execute(
             update(table)

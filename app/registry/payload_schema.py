@@ -42,7 +42,7 @@ class ChecksPending(Exception):
 
 
 class PayloadSchema:
-    """Immutable."""
+    """Compiled JSON Schema of a topic. Immutable."""
 
     def __init__(self, text: bytes, *, pointer: str, process: SchemaProcess) -> None:
         """`text`: the schema as JSON; `pointer`: where it was given. Raises Refusal."""

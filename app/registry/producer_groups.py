@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 
 class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What was said about checks by webhook."""
+    """Settings of checks by webhook."""
 
     check_url: str
     timeout_ms: int
@@ -60,7 +60,7 @@ class ProducerGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProducerGroups:
-    """The event loop's."""
+    """Registry of producer groups. Event loop only."""
 
     def __init__(self, database: Database, clock: Clock, vault: Vault, limits: LimitOptions) -> None:
         self._database = database

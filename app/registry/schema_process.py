@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 
 class SchemaProcess:
-    """Event loop only."""
+    """Process that checks documents against slow schemas. Event loop only."""
 
     def __init__(self, *, cpu_seconds: float = CPU_SECONDS) -> None:
         """`cpu_seconds`: the limit of one check."""

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 
 class TopicUses:
-    """Event loop only."""
+    """Counts uses of topics; a deletion waits for them. Event loop only."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}

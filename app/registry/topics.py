@@ -35,7 +35,7 @@ MIB = 1 << 20
 
 
 class TopicSchema(msgspec.Struct, frozen=True, kw_only=True):
-    """What the JSON of the topic's messages must be, while `mode` is enforce. `json`: the JSON Schema, as text."""
+    """JSON Schema of a topic's messages, checked while `mode` is enforce. `json`: its text."""
 
     kind: str
     mode: str
@@ -43,7 +43,7 @@ class TopicSchema(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What was said when the topic was created, or changed since."""
+    """Settings of a topic as created, or as last changed."""
 
     topic: str
     queues: int = 4
@@ -106,7 +106,7 @@ class Topic:
 
 
 class Topics:
-    """The event loop's."""
+    """Registry of topics. Event loop only."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Topics:
         creates_on_use: bool,
         retention_ms: int,
     ) -> None:
-        """`creates_on_use`: a topic that does not exist is made with the defaults by whoever sends to it.
+        """`creates_on_use`: the first send to an unknown topic creates it with the defaults.
 
         `retention_ms`: that of a topic of which nothing else is said.
         """
