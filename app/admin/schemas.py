@@ -188,7 +188,7 @@ class RecoveryView(StartView, kw_only=True):
 
 
 class Config(msgspec.Struct, kw_only=True):
-    """The effective settings."""
+    """Effective settings of the service."""
 
     settings: Annotated[dict[str, str], Meta(description="By environment variable. A secret is shown as (set).")]
 
@@ -204,7 +204,7 @@ class Whoami(msgspec.Struct, kw_only=True):
 
 
 class Version(msgspec.Struct, kw_only=True):
-    """The running release."""
+    """Release and API version of the service."""
 
     name: str
     version: str

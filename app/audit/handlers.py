@@ -221,7 +221,7 @@ def _as_table(file: BinaryIO) -> bytes:
 
 
 def _plain(cell: Any) -> Any:
-    """A spreadsheet takes a text that begins so for a formula, and an id may be anybody's."""
+    """A spreadsheet takes a text that begins so for a formula, and clients choose ids."""
     return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
 
 

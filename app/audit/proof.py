@@ -102,7 +102,7 @@ def kind_of(message: StoredMessage) -> str:
 
 
 def event_of(check: StoredMessage) -> str:
-    """What happened: answered_unknown, check_failed, held, resumed."""
+    """Event of a check record: answered_unknown, check_failed, held, resumed."""
     return str(type(half_message.read_check(check)).__struct_config__.tag)
 
 

@@ -20,9 +20,9 @@ CheckName = Literal[
 
 
 class AuditReportInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a report is to be about: all transactions, unless these choose some by when and where they began.
+    """Scope of a report: all transactions, or those that match these fields.
 
-    The checks are asked of the whole log in any case.
+    The checks cover the whole log in any case.
     """
 
     kind: Literal["transaction_outcomes"] = "transaction_outcomes"
@@ -220,7 +220,7 @@ class AuditReportPage(msgspec.Struct, kw_only=True):
 
 
 class ListAuditReportsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which reports."""
+    """Query of the list of reports."""
 
     state: Annotated[str, Meta(min_length=1, max_length=100, description="Comma-separated states.")] | UnsetType = UNSET
     page_size: PageSize = DEFAULT_PAGE_SIZE
@@ -235,7 +235,7 @@ class AuditFindingPage(msgspec.Struct, kw_only=True):
 
 
 class ListAuditFindingsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which findings."""
+    """Query of the list of findings."""
 
     verdict: (
         Annotated[
@@ -253,7 +253,7 @@ class ListAuditFindingsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only
 
 
 class DownloadQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """In which form."""
+    """Query of a report download."""
 
     format: Annotated[
         Literal["json", "csv", "html", "parquet"],
@@ -295,7 +295,7 @@ class LogSegmentPage(msgspec.Struct, kw_only=True):
 
 
 class ListAuditSegmentsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which segments."""
+    """Query of the list of segments."""
 
     page_size: PageSize = DEFAULT_PAGE_SIZE
     page_token: PageToken | UnsetType = UNSET

@@ -133,7 +133,7 @@ class Subscription(msgspec.Struct, kw_only=True):
 
 
 class Group(msgspec.Struct, kw_only=True):
-    """A consumer group."""
+    """A consumer group and its settings."""
 
     group: str
     topics: list[Subscription]
@@ -150,7 +150,7 @@ class Group(msgspec.Struct, kw_only=True):
 
 
 class GroupPage(msgspec.Struct, kw_only=True):
-    """Groups, by name."""
+    """Consumer groups in order of name."""
 
     items: list[Group]
     next_page_token: str | UnsetType = UNSET
@@ -222,7 +222,7 @@ class OffsetInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class OffsetsInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Offsets to commit."""
+    """Offsets of a group to commit."""
 
     offsets: Annotated[list[OffsetInput], Meta(min_length=1, max_length=MAX_ENTRIES)]
 

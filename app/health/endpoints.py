@@ -89,7 +89,7 @@ async def problem_list() -> HTMLResponse:
 
 @router.get("/problems/{code}")
 async def problem(code: str) -> HTMLResponse:
-    """What a problem code means and what to do."""
+    """Page on a problem code: its cause and remedy."""
     kind = PROBLEMS.get(code)
     if kind is None:
         raise Refusal("route_not_found", f"there is no problem code {code[:100]}")

@@ -44,7 +44,7 @@ class ProducerGroupInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
 
 
 class ProducerGroup(msgspec.Struct, kw_only=True):
-    """A producer group."""
+    """A producer group and its settings."""
 
     producer_group: str
     check_mode: str
@@ -138,7 +138,7 @@ class Check(msgspec.Struct, kw_only=True):
 
 
 class CheckList(msgspec.Struct, kw_only=True):
-    """Checks, oldest first."""
+    """Checks of transactions, oldest first."""
 
     checks: list[Check]
 
@@ -156,7 +156,7 @@ class AnswerInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class AnswersInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Answers to checks."""
+    """Answers to checks of transactions."""
 
     answers: Annotated[list[AnswerInput], Meta(min_length=1, max_length=MAX_ENTRIES)]
 

@@ -1,7 +1,7 @@
 """Reports of audits: asked for, made one at a time by a process of their own, kept until there are too many.
 
 A report is a row in SQL and a folder of files. While one is made the row says running; a service that ends takes the process
-with it, and the next one begins that report anew.
+with it, and the next one restarts that report.
 """
 
 import asyncio
@@ -87,7 +87,7 @@ class AuditReports:
         self._work_on()
 
     async def stop(self) -> None:
-        """End what runs; it begins anew at the next start."""
+        """Stop a running report; it restarts at the next start."""
         if self._working is not None:
             self._working.cancel()
             await asyncio.wait({self._working})
@@ -261,14 +261,14 @@ def _make_empty(folder: Path) -> None:
 
 
 def _remove_strays(folder: Path, known: set[str]) -> None:
-    """What is left of reports that were being dropped."""
+    """Remove the remains of reports whose deletion was interrupted."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.name not in known:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _last_words(path: Path) -> str:
-    """What a program says before it fails, without the frames that typer draws around it."""
+    """Last output of a failed program, without the frames that typer draws."""
     lines = path.read_text("utf-8", "replace").replace("│", " ").splitlines()[-20:]
     words = [line.strip() for line in lines if any(character.isalnum() for character in line)]
     return " ".join(words)[-_REASON_CHARACTERS:]

@@ -27,7 +27,7 @@ class RequestQuery(MessageQuery, forbid_unknown_fields=True, kw_only=True):
 
 
 class Reply(msgspec.Struct, kw_only=True):
-    """A reply."""
+    """Reply to a request message."""
 
     message_id: str
     payload: str | UnsetType = UNSET

@@ -31,7 +31,7 @@ _decoder = msgspec.json.Decoder(MessageInput)
 
 
 def builder(topics: Topics, identifiers: Identifiers, clock: Clock) -> Callable[[CronSchedule, int], Awaitable[Message]]:
-    """What makes the message of an occurrence; raises RejectedError."""
+    """The function that builds the message of an occurrence; it raises RejectedError."""
 
     async def build_occurrence(schedule: CronSchedule, moment_ms: int) -> Message:
         topic = topics.get(schedule.topic)

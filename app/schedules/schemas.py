@@ -106,7 +106,7 @@ class OccurrenceList(msgspec.Struct, kw_only=True):
 
 
 class ListOccurrencesQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """How many."""
+    """Query of the next occurrences."""
 
     count: Annotated[int, Meta(ge=1, le=100)] = 10
 
@@ -122,7 +122,7 @@ class SchedulePage(msgspec.Struct, kw_only=True):
 
 
 class ListSchedulesQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which schedules."""
+    """Query of the list of schedules."""
 
     kind: Literal["message", "cron"] | UnsetType = UNSET
     topic: Annotated[str, Meta(min_length=1, max_length=127)] | UnsetType = UNSET

@@ -86,7 +86,7 @@ class TaskPage(msgspec.Struct, kw_only=True):
 
 
 class ListTasksQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which tasks."""
+    """Query of the list of tasks."""
 
     state: Annotated[str, Meta(min_length=1, max_length=100, description="Comma-separated states.")] | UnsetType = UNSET
     group: Annotated[str, Meta(min_length=1, max_length=127)] | UnsetType = UNSET

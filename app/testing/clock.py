@@ -23,7 +23,7 @@ class VirtualClock:
         return self._system.monotonic_ms() + self.ahead_ms
 
     def move(self, ms: int) -> None:
-        """Ahead by so much; whoever sleeps no longer than that wakes."""
+        """Advance by this time; sleeps that end by then wake."""
         self.ahead_ms += ms
         now_ms = self.monotonic_ms()
         while self._sleepers and self._sleepers[0][0] <= now_ms:
@@ -53,7 +53,7 @@ class VirtualClock:
 
 
 class EngineClock:
-    """What the store is given: it stores the moved time, and waits for its disk on the real one."""
+    """Clock of the store: timestamps in virtual time, waits for the disk in real time."""
 
     def __init__(self, virtual: VirtualClock, system: Clock) -> None:
         self._virtual = virtual

@@ -1,4 +1,7 @@
-"""`/v1/dev`: the controls over HTTP, for tests in any language. Not in the OpenAPI document: nobody's client has them."""
+"""`/v1/dev`: the controls over HTTP, for tests in any language.
+
+Not in the OpenAPI document: no client has them.
+"""
 
 from typing import Annotated
 
@@ -77,7 +80,7 @@ async def advance(request: Request) -> Response:
 
 @router.get("/faults")
 async def get_faults(request: Request) -> Response:
-    """What is on, and how many requests were struck."""
+    """Report the active fault and the number of affected requests."""
     return _faults(_controls(request))
 
 

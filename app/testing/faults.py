@@ -15,7 +15,7 @@ from txn.producer import Answered, Failed, Failure, ProducerClient, Route
 
 
 class Fault(StrEnum):
-    """What happens to a request."""
+    """Fault to inject into a request."""
 
     DROP_REQUEST = "drop_request"  # lost on its way here: nothing of it is done
     DROP_ANSWER = "drop_answer"  # done, and the answer is lost
@@ -75,7 +75,7 @@ class FaultSwitches:
             return
 
         async def keep_back(_: Message) -> None:
-            """Nobody is told."""
+            """Discard the response."""
 
         if not fault.strikes_before:
             await self._app(scope, receive, keep_back)
@@ -93,7 +93,7 @@ class FaultSwitches:
 
 
 class SlowAnswers:
-    """Asks as the client does, and hands the answer on as late as it is told to: what was decided meanwhile is decided."""
+    """Sends a check and returns its answer late; decisions made meanwhile stand."""
 
     def __init__(
         self, client: ProducerClient, faults: Faults, clock: VirtualClock, timeout_ms_of: Callable[[str], int]

@@ -14,7 +14,7 @@ _GRAIN_MS = 16  # leases end in grains of time: what falls due within the last o
 
 
 class TimeTravel:
-    """The event loop's."""
+    """Moves virtual time and runs what comes due. Event loop only."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class TimeTravel:
         return min(steps, default=None)
 
     async def _settle(self) -> None:
-        """Run the loops until they find nothing more to do, and nobody is being asked any more."""
+        """Run the loops until they are idle and no check is under way."""
         while True:
             done = [await ticker.run_now() for ticker in self._acting]
             if self._sender.under_way > self._clock.sleeping():

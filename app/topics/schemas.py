@@ -104,7 +104,7 @@ class Topic(msgspec.Struct, kw_only=True):
 
 
 class TopicPage(msgspec.Struct, kw_only=True):
-    """Topics, by name."""
+    """Topics in order of name."""
 
     items: list[Topic]
     next_page_token: str | UnsetType = UNSET
@@ -165,7 +165,7 @@ class QueueList(msgspec.Struct, kw_only=True):
 
 
 class OffsetQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A moment."""
+    """Time whose offsets are searched."""
 
     at: Annotated[str, Meta(description="RFC 3339.", extra_json_schema={"format": "date-time"})]
 
