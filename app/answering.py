@@ -45,7 +45,7 @@ class Incoming(Protocol):
 
     @property
     def share(self) -> BodyShare:
-        """What it holds of the memory for bodies."""
+        """Share of the request in the memory for bodies."""
 
     def pieces(self) -> AsyncIterator[bytes]:
         """The body as it comes. Raises Refusal where it is too large, ClientGone where the client has left."""
@@ -85,7 +85,7 @@ async def _until_resumed(incoming: Incoming, waiting: Waiting) -> None:
 
 
 def call_of(operation: Operation, services: Services, incoming: Incoming, body: bytes) -> Call:
-    """What the handler is given of the request. Raises Refusal."""
+    """Build the call of a handler from a request. Raises Refusal."""
     query = query_of(incoming.query_string) if incoming.query_string else {}
     if query and operation.query is None:
         name = next(iter(query))[:100]
@@ -204,7 +204,7 @@ async def pieces_of(reply: Reply | FileReply) -> AsyncIterator[bytes]:
 
 
 def refusal_of(error: Exception, *, path: str, request_id: str) -> Refusal:
-    """What the client is told of an error. One that is not expected is logged."""
+    """Refusal that answers an error. An unexpected error is logged."""
     if isinstance(error, Refusal | MessagingError):
         return as_refusal(error)
     if is_out_of_files(error):

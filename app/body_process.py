@@ -34,7 +34,9 @@ class BodyProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """What the function returns there, with each message `payload.make`'s. It is one of a module.
+        """Call a function of a module in the process and return its result.
+
+        Messages come back as `payload.make` returns them.
 
         Raises the function's Refusal, and Refusal overloaded where the process ended twice.
         """

@@ -37,7 +37,10 @@ class BodyThread:
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(copy_context().run, work))
 
     async def read(self, function: Callable[..., T], raw: bytes, *more: Any, is_slow: bool = False) -> T:
-        """What a function of a module makes of JSON. `is_slow`: for its length it takes long. Raises its Refusal."""
+        """Parse JSON with a function of a module.
+
+        `is_slow`: slow for its length. Raises its Refusal.
+        """
         if is_slow or len(raw) > LOOP_BYTES:
             return await self._run(lambda: self.read_now(function, raw, *more))
         return function(raw, *more)

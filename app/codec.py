@@ -44,7 +44,7 @@ _STEPS = np.zeros(256, np.int8)  # one level deeper, one up
 _STEPS[list(b"[{")] = 1
 _STEPS[list(b"]}")] = -1
 _WHOLE_NUMBER = re.compile("-?[0-9]+")
-_MAX_SHOWN = 500  # of a name that somebody made up
+_MAX_SHOWN = 500  # of a name that a client chose
 
 # msgspec's sentences, by what they begin with or hold, and the code that the field error gets.
 _CODES: tuple[tuple[str, str], ...] = (
@@ -234,7 +234,7 @@ def _is_whole_number(kind: msgspec.inspect.Type) -> bool:
 
 
 def field_error(text: str, kind: Any, pointer: str = "") -> FieldError:
-    """What msgspec says of a value that was to be of this kind, as the JSON pointer of the field and a sentence.
+    """Field error from the text of a msgspec error: the JSON pointer and a sentence.
 
     `pointer`: where in the request the value stands.
     """

@@ -71,11 +71,11 @@ class RequestLimit(NamedTuple):
 
 
 class ClientGone(Exception):
-    """The client has left; nobody is there to be answered."""
+    """The client has left, so there is no response."""
 
 
 class Call(NamedTuple):
-    """What a handler is given. Header names are in lower case."""
+    """A request as its handler gets it. Header names are in lower case."""
 
     body: bytes
     headers: Mapping[str, str]
@@ -221,7 +221,7 @@ class Reply(NamedTuple):
 
 
 class FileReply(NamedTuple):
-    """A file as the answer, to be kept under this name. Whoever answers closes it."""
+    """A file as the answer, to be kept under this name. The sender of the response closes it."""
 
     file: BinaryIO
     name: str

@@ -13,7 +13,7 @@ _LONGEST_MEANT = 64  # of a wrong name; a body may have one of megabytes, and li
 
 
 def of_field(kind: Any, path: Sequence[str], name: str) -> str:
-    """Behind "unknown field": what an object at this place of a value of this kind may have; empty where nobody knows."""
+    """Hint for "unknown field": the fields of the object at this path; empty if unknown."""
     structs = [found.cls for found in _at(kind, path) if isinstance(found, inspect.StructType)]
     names = sorted({field for struct in structs for field in _fields(struct)})
     meant = get_close_matches(name, names, n=1) if len(name) <= _LONGEST_MEANT else []
@@ -23,13 +23,13 @@ def of_field(kind: Any, path: Sequence[str], name: str) -> str:
 
 
 def of_choice(kind: Any, path: Sequence[str]) -> str:
-    """Behind "invalid value": what there is to choose from at this place; empty where nobody knows."""
+    """Hint for "invalid value": the choices at this path; empty if unknown."""
     choices = [str(value) for found in _at(kind, path) if isinstance(found, inspect.LiteralType) for value in found.values]
     return f": it is one of {', '.join(choices)}" if 0 < len(choices) <= _MOST_NAMED else ""
 
 
 def _at(kind: Any, path: Sequence[str]) -> Iterator[inspect.Type]:
-    """What may stand there; `path` has the names of fields and the numbers of entries."""
+    """Types that are allowed at a path: names of fields and numbers of entries."""
     found = [*_plain(_type_info(kind))]
     for step in path:
         found = [inner for outer in found for inner in _step(outer, step)]

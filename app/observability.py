@@ -30,8 +30,10 @@ _SECRET = re.compile(r"whsec_[A-Za-z0-9+/_=-]+")
 
 
 class _StandardError:
-    """Standard error for a log. What cannot be written (it goes to a file, and the disk is full) is lost, and nobody minds:
-    a line of the log must not keep what it tells of from being done. A signing secret never gets there, whoever logs it.
+    """Standard error for a log.
+
+    A line that cannot be written (to a file, on a full disk) is lost: logging must not make an
+    operation fail. A signing secret is removed from every line.
     """
 
     def write(self, text: str) -> None:
@@ -75,7 +77,7 @@ def configure_logging(*, level: str, readable: bool) -> None:
         )
     )
     logging.basicConfig(level=max(threshold, logging.WARNING), handlers=[handler], force=True)
-    # It warns of every request that is no HTTP: whoever sends them would write our log.
+    # It warns of every request that is no HTTP: their senders could fill the log.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 
 
@@ -169,7 +171,7 @@ class Metrics:
             self.lateness.observe(one / 1000)
 
     def note_decided(self, state: str, by: str) -> None:
-        """A transaction was decided, by whoever it was."""
+        """Count a decided transaction, of any decider."""
         counter = self._decided.get((state, by))
         if counter is None:
             counter = self._decided[state, by] = self.decided.labels(state, by)
@@ -187,7 +189,7 @@ class Metrics:
         self.longest_standstill.set(self._longest_standstill)
 
     def watch_loops(self, reports: Callable[[], Iterable[LoopReport]]) -> None:
-        """How the loops are, read when somebody scrapes."""
+        """States of the loops, read at each scrape."""
         self.registry.register(_ReadLoops(reports))
 
     def watch_syncs(self, statistics: Callable[[], SyncStatistics | None]) -> None:

@@ -65,7 +65,7 @@ def document_3_0(document_3_1: dict[str, Any]) -> dict[str, Any]:
 
 
 def _transaction_check() -> dict[str, Any]:
-    """What the service asks of a producer with check_mode webhook."""
+    """Webhook of the document: the check sent to a producer with check_mode webhook."""
 
     def refer(kind: type, summary: str) -> dict[str, Any]:
         return {

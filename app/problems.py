@@ -1,4 +1,4 @@
-"""What a client is told when something is refused: RFC 9457 problem documents with a closed list of codes.
+"""Responses to refused requests: RFC 9457 problem documents with a closed list of codes.
 
 Two tables: `PROBLEMS` (problems.toml) says what each code means, and `/problems/{code}` serves it as a page; `CODES` says which
 code each error of the house becomes. A test walks the error tree and fails on a class without a row.
@@ -47,7 +47,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kind(NamedTuple):
-    """What one code means, in words for the person who meets it."""
+    """Meaning of a problem code, for the user of the API."""
 
     status: int
     title: str

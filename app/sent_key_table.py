@@ -83,7 +83,7 @@ class SentTable:
             self.has_forgotten = True
 
     def note_forgotten(self) -> None:
-        """There were others, nobody knows where; those that are held may have followed any of them."""
+        """Note that entries were lost: each may have come before any entry that is held."""
         self.has_forgotten = True
         self.forgotten_end = max([self.forgotten_end, *map(_end_of, self)])
 

@@ -44,7 +44,7 @@ _decoder = msgspec.json.Decoder(Sent)
 
 
 class SentKeys:
-    """The event loop's."""
+    """Idempotency keys of stored sends, with their responses. Event loop only."""
 
     def __init__(self, store: MessageStore, clock: Clock, *, kept_bytes: int = KEPT_BYTES) -> None:
         """`kept_bytes`: of memory, that the newest keys may take; older keys are looked up in the log."""
@@ -121,7 +121,7 @@ class SentKeys:
     ) -> Awaitable[list[Appended]]:
         """Append the messages (by entry of the request) and, in the same unit, the key that stands for them.
 
-        It has begun when this returns: whoever asks for the key from now on is told so.
+        It has begun when this returns: a repeated request is refused from now on.
         """
         self._running.add((request.scope, request.key))
         task = asyncio.ensure_future(self._append(request, topic, messages, append, status, dict(refused or {})))
@@ -219,5 +219,5 @@ def _stored(sent: Sent, mark: Appended | StoredMessage) -> Sent:
 
 
 def _lookup_key(request: KeyedRequest) -> str:
-    """What the mark of the request is looked up by; of one length, whatever the client has made up."""
+    """Lookup key of the record of a request, of a fixed length."""
     return sha256(f"{request.scope} {request.key}".encode()).hexdigest()[:32]

@@ -100,7 +100,7 @@ class Services:
 
 @asynccontextmanager
 async def while_there(until_gone: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """What is inside must only wait: it is cancelled when the client leaves."""
+    """Cancel the block when the client leaves. The block must only wait."""
     waiting = asyncio.current_task()
     assert waiting is not None
     has_left = False

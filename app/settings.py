@@ -47,7 +47,7 @@ _SECRET = ("api_keys", "encryption_keys", "database_url")  # a database's URL ha
 
 @dataclass(frozen=True, kw_only=True)
 class HttpOptions:
-    """The door."""
+    """Settings of the HTTP server."""
 
     max_body_bytes: int = 16 << 20
     max_body_values: int = codec.MAX_VALUES  # of JSON; each list and object counts as one more
@@ -60,7 +60,7 @@ class HttpOptions:
     stream_idle_ms: int = 60_000  # a stream in which nothing comes for so long is closed; it has no other end
     unread_timeout_ms: int = 30_000  # a client that takes nothing of its answer for so long is cut off
     max_waiting: int = 0  # long polls parked at once; 0: seven of eight connections
-    stop_timeout_ms: int = 8_000  # for requests in progress, once the service is told to stop
+    stop_timeout_ms: int = 8_000  # for requests in progress, once the service is asked to stop
     # Names, with or without a port, beside the loopback ones; used where there are no API keys.
     allowed_hosts: Annotated[tuple[str, ...], BeforeValidator(from_json)] = ()
 
@@ -140,7 +140,7 @@ class Settings(BaseSettings):
 
     @property
     def is_loopback(self) -> bool:
-        """Can nobody but this machine reach the service?"""
+        """Does the service listen on the loopback interface only?"""
         if self.host == "localhost":
             return True
         try:
@@ -157,7 +157,7 @@ class Settings(BaseSettings):
 
 
 def in_force(settings: Settings) -> dict[str, str]:
-    """What every variable says, as text; of one that holds a secret only that it is set."""
+    """Effective value of each variable, as text. Of a secret only that it is set."""
     return dict(_in_force(settings, PREFIX))
 
 

@@ -61,7 +61,7 @@ class TopicUse(NamedTuple):
 
 @dataclass(kw_only=True)
 class TopicDeletions:
-    """Event loop only."""
+    """Deletes topics, after their uses have ended. Event loop only."""
 
     topics: Topics
     store: MessageStore

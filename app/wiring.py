@@ -107,7 +107,7 @@ class Wiring:
         self.progress = (0, 0)  # bytes of log walked, bytes to walk
         self.exit_code = 0
         self.on_fatal: Callable[[], None] = lambda: None  # the process should end, with `exit_code`
-        self.on_loaded: Callable[[], None] = lambda: None  # what a start brings into memory is there, nobody is served yet
+        self.on_loaded: Callable[[], None] = lambda: None  # state is loaded, requests are not served yet
         self._metrics = metrics
         self._controls = controls
         self._clock = clock or (SystemClock() if controls is None else controls.clock)
@@ -165,7 +165,10 @@ class Wiring:
         log.info("stopped", exit_code=self.exit_code)
 
     def get_readiness(self) -> dict[str, str]:
-        """What readiness is made of, all of it "ok". Raises Refusal: what is not, and how far a start has come."""
+        """Readiness checks, each "ok".
+
+        Raises Refusal: the failed check, and the progress of a start.
+        """
         context = {"phase": self.phase.value}
         if self.phase is Phase.STARTING:
             walked, to_walk = self.progress
@@ -182,7 +185,7 @@ class Wiring:
         failing = {name: what for name, what in checks.items() if what != "ok"}
         if failing:
             raise Refusal("recovering", f"not ready: {', '.join(failing)}", context=context | failing)
-        # A full disk is told and takes nobody's requests away: decisions, acknowledgements and reads go on.
+        # A full disk is reported and blocks few requests: decisions, acks and reads go on.
         return {"store_writable": self._store_check(), "store_intact": self._scrub_check(), **checks}
 
     def _store_check(self) -> str:
@@ -504,7 +507,7 @@ def _well_or_not(failing: list[str]) -> str:
 
 
 def _own_program() -> tuple[str, ...]:
-    """What makes reports of audits: this installation, where Spark is beside it."""
+    """Command that makes audit reports: this installation, if Spark is installed."""
     if find_spec("pyspark") is None or find_spec("pyarrow") is None:
         return ()
     return (sys.executable, "-P", "-m", "cli")
