@@ -18,7 +18,7 @@ from app.reports.service import AuditReports
 from app.sent_keys import SentKeys
 from app.store_tasks import StoreTasks
 from app.topic_deletions import TopicDeletions
-from app.webhooks.check_test import CheckTester
+from app.webhooks.probe import CheckProbe
 from app.webhooks.service import Webhooks
 from delivery.requests import Requests
 from delivery.service import Delivery
@@ -50,7 +50,7 @@ class Services:
     sent_keys: SentKeys
     webhooks: Webhooks
     sender: CheckSender
-    tester: CheckTester
+    tester: CheckProbe
     reports: AuditReports
     store_tasks: StoreTasks
     clock: Clock

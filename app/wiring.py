@@ -40,7 +40,7 @@ from app.testing.controls import Controls
 from app.testing.faults import SlowAnswers
 from app.testing.travel import TimeTravel
 from app.topic_deletions import TopicDeletions
-from app.webhooks.check_test import CheckTester
+from app.webhooks.probe import CheckProbe
 from app.webhooks.service import Webhooks
 from delivery.requests import Requests
 from delivery.service import Delivery
@@ -353,7 +353,7 @@ class Wiring:
             sender=sender,
             reports=reports,
             store_tasks=store_tasks,
-            tester=CheckTester(sender, webhooks, clock, identifiers),
+            tester=CheckProbe(sender, webhooks, clock, identifiers),
             clock=clock,
             identifiers=identifiers,
             metrics=self._metrics,

@@ -57,7 +57,7 @@ class _Question(NamedTuple):
     signed_before_ms: int = 0
 
 
-class CheckTester:
+class CheckProbe:
     """The event loop's. Nothing is written, and no transaction is touched."""
 
     def __init__(self, sender: CheckSender, webhooks: Webhooks, clock: Clock, identifiers: Identifiers) -> None:
