@@ -297,9 +297,9 @@ class Wiring:
         stack.push_async_callback(schedules.save_snapshot)
         stack.push_async_callback(schedules.drain)
         stack.push_async_callback(cron.save_snapshot)
-        outside = clock if self._controls is None else SystemClock()
+        receiver_clock = clock if self._controls is None else SystemClock()
         webhooks = Webhooks(
-            settings.webhook, producer_groups, clock, self._metrics, version=version("escrowmq"), outside=outside
+            settings.webhook, producer_groups, clock, self._metrics, version=version("escrowmq"), receiver_clock=receiver_clock
         )
         client: ProducerClient = webhooks
         if self._controls is not None:

@@ -97,7 +97,7 @@ class CheckProbe:
             began_ms = self._clock.monotonic_ms()
             secret = new_secret() if question.is_forged else None
             before_ms = question.signed_before_ms
-            answer = await self._webhooks.ask_on_trial(group, question.asked, secret=secret, signed_before_ms=before_ms)
+            answer = await self._webhooks.send_test(group, question.asked, secret=secret, signed_before_ms=before_ms)
             latency_ms = self._clock.monotonic_ms() - began_ms
             if isinstance(answer, Failed):
                 return answer

@@ -38,14 +38,14 @@ class Webhooks:
         metrics: Metrics,
         *,
         version: str,
-        outside: Clock | None = None,
+        receiver_clock: Clock | None = None,
         courier: Courier | None = None,
     ) -> None:
-        """`outside`: the time that receivers go by, where it is not ours: what is signed must be new to them."""
+        """`receiver_clock`: signing time, where the own clock is virtual: receivers refuse old signatures."""
         self.options = options
         self._groups = groups
         self._clock = clock
-        self._outside = outside or clock
+        self._receiver_clock = receiver_clock or clock
         self._metrics = metrics
         allowed = read_allowed(options.allowed_hosts)
         self._courier = courier or Courier(allowed, most=options.max_connections or MOST_CONNECTIONS)
@@ -88,7 +88,7 @@ class Webhooks:
     async def aclose(self) -> None:
         await self._courier.aclose()
 
-    async def ask_on_trial(
+    async def send_test(
         self, group: str, asked: CheckQuestion, *, secret: str | None, signed_before_ms: int
     ) -> Answer | Failed:
         """Send a question that no transaction needs; what came back, as it came.
@@ -106,7 +106,7 @@ class Webhooks:
         if webhook is None:
             return _NOT_ASKED
         answer = await self._post(webhook, question(check, self._clock.wall_ms()), None)
-        return answer if isinstance(answer, Failed) else read_answer(answer, now_ms=self._outside.wall_ms())
+        return answer if isinstance(answer, Failed) else read_answer(answer, now_ms=self._receiver_clock.wall_ms())
 
     async def _post(
         self, webhook: Webhook, asked: CheckQuestion, secrets: Sequence[str] | None, *, signed_before_ms: int = 0
@@ -115,7 +115,7 @@ class Webhooks:
         timeout_ms = webhook.settings.timeout_ms
         body = msgspec.json.encode(asked)
         secrets = webhook.secrets(self._clock.wall_ms()) if secrets is None else secrets
-        signed_ms = self._outside.wall_ms() - signed_before_ms
+        signed_ms = self._receiver_clock.wall_ms() - signed_before_ms
         signed = sign(secrets, webhook_id=asked.check_id, timestamp=signed_ms // 1000, body=body)
         try:
             target = self._parse(webhook.settings.check_url)
