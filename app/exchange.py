@@ -21,7 +21,7 @@ T = TypeVar("T")
 JSON = "application/json"
 JSON_LINES = "application/x-ndjson"
 
-HEADERS = "escrowmq.headers"  # where in the ASGI scope the gateway leaves what it has read
+HEADERS = "escrowmq.headers"  # where in the ASGI scope the middleware leaves what it has read
 BODY_SHARE = "escrowmq.body_share"  # and the request's share of the memory for bodies
 IS_GONE = "escrowmq.is_gone"  # an ASGI extension: has the client left?
 

@@ -21,7 +21,6 @@ from app.browsers import BrowserRules
 from app.consume import handlers as consume
 from app.consume.hot import HotAcks, HotReceives
 from app.dead_letters import handlers as dead_letters
-from app.gateway import Gateway
 from app.groups import handlers as groups
 from app.groups import leases, offsets
 from app.health import endpoints as health
@@ -29,6 +28,7 @@ from app.messages import lookup, pull, send, stream
 from app.messages.hot_batch import HotBatches
 from app.messages.hot_pull import HotPulls
 from app.messages.hot_send import HotSends
+from app.middleware import RequestMiddleware
 from app.observability import Metrics
 from app.operations import operations_of
 from app.problems import FieldError, Refusal
@@ -142,7 +142,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     app.state.get_services = wiring.get_services
     app.state.get_readiness = wiring.get_readiness
     app.mount("/docs/assets", health.ASSETS)
-    # What the routes raise passes through to the gateway, which answers; the framework's own errors become refusals here.
+    # What the routes raise passes through to the middleware, which answers; the framework's own errors become refusals here.
     app.add_exception_handler(RequestValidationError, _invalid_path)
     app.add_exception_handler(HTTPException, _not_routed)
     faults = None if controls is None else controls.faults
@@ -154,7 +154,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
     admission = Admission(keys, None if keys else BrowserRules(settings.http.allowed_hosts), settings.http)
     bodies = BodyBudget(settings.http.max_bodies_bytes)
     metrics.watch_bodies(lambda: bodies.used_bytes)
-    app.add_middleware(Gateway, admission=admission, bodies=bodies, options=settings.http, metrics=metrics)
+    app.add_middleware(RequestMiddleware, admission=admission, bodies=bodies, options=settings.http, metrics=metrics)
     app.state.lane = OperationLane(
         operations,
         admission=admission,

@@ -343,7 +343,7 @@ class OperationRequest:
 
 
 async def _refuse(error: Exception, request: Request, given: Mapping[str, str], request_id: str) -> int:
-    """Tell the client of an error. The status. In a frame of its own, as in `app/gateway.py`."""
+    """Tell the client of an error. The status. In a frame of its own, as in `app/middleware.py`."""
     path = request.raw_path.decode("ascii")
     refusal = answering.refusal_of(error, path=path, request_id=request_id)
     drop_frames(error)

@@ -17,7 +17,7 @@ from app.settings import HttpOptions
 from app.tracebacks import drop_frames
 
 
-class Gateway:
+class RequestMiddleware:
     """ASGI middleware, outside of everything else."""
 
     def __init__(
