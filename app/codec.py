@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 import numpy as np
 
-from app import hints
+from app import did_you_mean
 from app.problems import FieldError, Refusal, invalid_field, too_large
 
 T = TypeVar("T")
@@ -243,10 +243,10 @@ def field_error(text: str, kind: Any, pointer: str = "") -> FieldError:
     found = _STEP.finditer(place["path"]) if place else ()
     path = [step[1] or step[2] for step in found if step[1] or step[2]]
     code = next((code for sign, code in _CODES if sign in detail), "wrong_type")
-    hint = hints.of_choice(kind, path) if code == "not_allowed" else ""
+    hint = did_you_mean.of_choice(kind, path) if code == "not_allowed" else ""
     named = _NAMED_FIELD.search(detail)
     if named:
-        hint = hints.of_field(kind, path, named[1]) if code == "unknown_field" else ""
+        hint = did_you_mean.of_field(kind, path, named[1]) if code == "unknown_field" else ""
         path.append(named[1])
     pointer += "".join([f"/{escape(step)}" for step in path])
     return FieldError(pointer[:_MAX_SHOWN], code, detail[: _MAX_SHOWN - len(hint)] + hint)
