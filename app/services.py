@@ -57,7 +57,7 @@ class Services:
     identifiers: Identifiers
     metrics: Metrics
     loops: Loops
-    settings_in_force: Mapping[str, str]  # by their variables, without secrets
+    effective_settings: Mapping[str, str]  # by their variables, without secrets
     has_keys: bool  # only who has an API key gets in
     connections: Connections
     parking: Parking

@@ -156,17 +156,17 @@ class Settings(BaseSettings):
         return values
 
 
-def in_force(settings: Settings) -> dict[str, str]:
+def effective(settings: Settings) -> dict[str, str]:
     """Effective value of each variable, as text. Of a secret only that it is set."""
-    return dict(_in_force(settings, PREFIX))
+    return dict(_effective(settings, PREFIX))
 
 
-def _in_force(section: Any, prefix: str) -> Iterator[tuple[str, str]]:
+def _effective(section: Any, prefix: str) -> Iterator[tuple[str, str]]:
     named = Settings.model_fields if isinstance(section, Settings) else [field.name for field in fields(section)]
     for name in named:
         value, variable = getattr(section, name), f"{prefix}{name}".upper()
         if is_dataclass(value):
-            yield from _in_force(value, f"{variable}__")
+            yield from _effective(value, f"{variable}__")
         elif name in _SECRET:
             yield variable, "(set)" if value else ""
         elif isinstance(value, bool | tuple):

@@ -32,7 +32,7 @@ from app.reports.service import AuditReports
 from app.schedules import occurrence
 from app.sent_keys import SentKeys
 from app.services import Services
-from app.settings import Settings, in_force
+from app.settings import Settings, effective
 from app.spare_space import SpareSpace
 from app.store_tasks import StoreTasks
 from app.testing.clock import VirtualClock
@@ -358,7 +358,7 @@ class Wiring:
             identifiers=identifiers,
             metrics=self._metrics,
             loops=self._loops,
-            settings_in_force=in_force(settings),
+            effective_settings=effective(settings),
             has_keys=bool(settings.api_keys),
             connections=self.connections,
             parking=Parking(clock, most=settings.http.waiting_limit, on_changed=self._metrics.long_polls.set),

@@ -224,7 +224,7 @@ async def get_recovery_report(services: Services, _: Call) -> Reply:
 @operation("GET", "/v1/admin/config", "getConfig", tag="admin", answers={200: Config})
 async def get_config(services: Services, _: Call) -> Reply:
     """Get the effective settings, without secrets."""
-    return reply(200, Config(settings=dict(services.settings_in_force)))
+    return reply(200, Config(settings=dict(services.effective_settings)))
 
 
 def _start(report: RecoveryReport) -> dict[str, Any]:

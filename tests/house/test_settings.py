@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from app.settings import CONFIG_FILE, Settings, in_force, load, variable_names
+from app.settings import CONFIG_FILE, Settings, effective, load, variable_names
 from tests.house.source import ROOT
 
 PAGE = (ROOT / "docs" / "settings.md").read_text("utf-8")
@@ -67,9 +67,9 @@ def test_every_documented_default_is_the_one_in_force():
 def test_what_is_in_force_is_told_of_every_setting_and_of_a_secret_only_that_there_is_one():
     secrets = {"ESCROWMQ_API_KEYS": "", "ESCROWMQ_DATABASE_URL": "", "ESCROWMQ_WEBHOOK__ENCRYPTION_KEYS": ""}
 
-    assert in_force(Settings()) == dict(defaults(Settings())) | secrets
+    assert effective(Settings()) == dict(defaults(Settings())) | secrets
 
-    told = in_force(Settings(api_keys=("a-key",), database_url="postgresql://user:a-password@host/db"))
+    told = effective(Settings(api_keys=("a-key",), database_url="postgresql://user:a-password@host/db"))
     assert (told["ESCROWMQ_API_KEYS"], told["ESCROWMQ_DATABASE_URL"]) == ("(set)", "(set)")
 
 
