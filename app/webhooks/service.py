@@ -14,7 +14,7 @@ from app.registry.producer_groups import ProducerGroups, Webhook
 from app.webhooks.allowed import read_allowed
 from app.webhooks.answers import CheckQuestion, read_answer
 from app.webhooks.options import WebhookOptions
-from app.webhooks.transport import MAX_ANSWER_BYTES, MOST_CONNECTIONS, AddressRefused, Answer, AnswerTooLong, Courier
+from app.webhooks.transport import MAX_ANSWER_BYTES, MOST_CONNECTIONS, AddressRefused, Answer, AnswerTooLong, WebhookTransport
 from app.webhooks.urls import Target, UrlRefused, parse_url
 from client.webhooks import sign
 from storage.clock import Clock
@@ -39,7 +39,7 @@ class Webhooks:
         *,
         version: str,
         receiver_clock: Clock | None = None,
-        courier: Courier | None = None,
+        transport: WebhookTransport | None = None,
     ) -> None:
         """`receiver_clock`: signing time, where the own clock is virtual: receivers refuse old signatures."""
         self.options = options
@@ -48,14 +48,14 @@ class Webhooks:
         self._receiver_clock = receiver_clock or clock
         self._metrics = metrics
         allowed = read_allowed(options.allowed_hosts)
-        self._courier = courier or Courier(allowed, most=options.max_connections or MOST_CONNECTIONS)
+        self._transport = transport or WebhookTransport(allowed, most=options.max_connections or MOST_CONNECTIONS)
         self._headers = {"Content-Type": "application/json", "User-Agent": f"escrowmq/{version}"}
         self._parse = lru_cache(_TARGETS_KEPT)(lambda text: parse_url(text, allowed))
 
     async def check_url(self, text: str) -> None:
         """Raises Refusal check_url_refused. A name that has no address today is taken: it is looked up again at each check."""
         try:
-            await self._courier.check(self._parse(text), timeout_ms=_LOOKUP_TIMEOUT_MS)
+            await self._transport.check(self._parse(text), timeout_ms=_LOOKUP_TIMEOUT_MS)
         except (UrlRefused, AddressRefused) as error:
             detail = f"a check may not be sent there: {error}"
             raise Refusal("check_url_refused", detail, errors=[FieldError("/check_url", "not_allowed", detail)]) from None
@@ -86,7 +86,7 @@ class Webhooks:
             await self._groups.disable(group, webhook.settings)
 
     async def aclose(self) -> None:
-        await self._courier.aclose()
+        await self._transport.aclose()
 
     async def send_test(
         self, group: str, asked: CheckQuestion, *, secret: str | None, signed_before_ms: int
@@ -119,7 +119,7 @@ class Webhooks:
         signed = sign(secrets, webhook_id=asked.check_id, timestamp=signed_ms // 1000, body=body)
         try:
             target = self._parse(webhook.settings.check_url)
-            return await self._courier.post(target, self._headers | signed, body, timeout_ms=timeout_ms)
+            return await self._transport.post(target, self._headers | signed, body, timeout_ms=timeout_ms)
         except (UrlRefused, AddressRefused) as error:
             return Failed(Failure.UNREACHABLE, f"a check may not be sent there: {error}")
         except AnswerTooLong:

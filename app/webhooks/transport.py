@@ -94,7 +94,7 @@ async def find_addresses(resolve: Resolve, host: str, port: int, allowed: Allowe
     return found
 
 
-class Courier:
+class WebhookTransport:
     """Sends requests. Apart from every other client of the process."""
 
     def __init__(

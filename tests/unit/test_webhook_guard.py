@@ -12,7 +12,7 @@ import pytest
 from app.webhooks.addresses import is_public
 from app.webhooks.allowed import Allowed, Reach, read_allowed
 from app.webhooks.options import WebhookOptions
-from app.webhooks.transport import MAX_ANSWER_BYTES, AddressRefused, AnswerTooLong, Courier, SystemResolver
+from app.webhooks.transport import MAX_ANSWER_BYTES, AddressRefused, AnswerTooLong, SystemResolver, WebhookTransport
 from app.webhooks.urls import UrlRefused, parse_url
 from tests.support.wire import Wire
 
@@ -34,11 +34,11 @@ class Names:
 
 
 async def post(url: str, wire: Wire, names: Names, *, allowed=NOTHING, headers=None, timeout_ms: int = 5_000):
-    courier = Courier(allowed, resolve=names, connector=wire)
+    transport = WebhookTransport(allowed, resolve=names, connector=wire)
     try:
-        return await courier.post(parse_url(url, allowed), headers or {}, b"{}", timeout_ms=timeout_ms)
+        return await transport.post(parse_url(url, allowed), headers or {}, b"{}", timeout_ms=timeout_ms)
     finally:
-        await courier.aclose()
+        await transport.aclose()
 
 
 # --------------------------------------------------------------------------------------------------------------- addresses
@@ -196,15 +196,15 @@ async def test_over_https_a_name_may_have_public_addresses_and_some_in_a_listed_
 
 async def test_a_name_that_leaves_the_listed_network_is_refused_at_the_next_try():
     wire, names = Wire(OK), Names(["10.20.0.7"], ["127.0.0.1"])
-    courier = Courier(INSIDE, resolve=names, connector=wire)
+    transport = WebhookTransport(INSIDE, resolve=names, connector=wire)
     target = parse_url("http://shop.internal/", INSIDE)
 
-    await courier.post(target, {}, b"{}", timeout_ms=5_000)
+    await transport.post(target, {}, b"{}", timeout_ms=5_000)
     with pytest.raises(AddressRefused):
-        await courier.post(target, {}, b"{}", timeout_ms=5_000)
+        await transport.post(target, {}, b"{}", timeout_ms=5_000)
 
     assert wire.connected == [("10.20.0.7", 80)]
-    await courier.aclose()
+    await transport.aclose()
 
 
 # ------------------------------------------------------------------------------------------------------------- connections
@@ -239,16 +239,16 @@ async def test_one_address_that_is_not_public_refuses_the_name_and_nothing_is_co
 
 async def test_a_name_that_changes_its_answer_is_asked_once_a_try_and_refused_at_the_next():
     wire, names = Wire(OK), Names([PUBLIC], ["127.0.0.1"])
-    courier = Courier(NOTHING, resolve=names, connector=wire)
+    transport = WebhookTransport(NOTHING, resolve=names, connector=wire)
     target = parse_url("https://shop.example/", NOTHING)
 
-    await courier.post(target, {}, b"{}", timeout_ms=5_000)
+    await transport.post(target, {}, b"{}", timeout_ms=5_000)
     with pytest.raises(AddressRefused):
-        await courier.post(target, {}, b"{}", timeout_ms=5_000)
+        await transport.post(target, {}, b"{}", timeout_ms=5_000)
 
     assert wire.connected == [(PUBLIC, 443)]
     assert names.asked == [("shop.example", 443)] * 2
-    await courier.aclose()
+    await transport.aclose()
 
 
 async def test_an_address_where_nobody_listens_is_followed_by_the_next_one():
@@ -304,14 +304,14 @@ async def test_a_redirect_is_an_answer_like_any_other_and_is_not_followed():
 
 async def test_cookies_and_connections_are_not_kept():
     wire = Wire(OK.replace(b"\r\n\r\n", b"\r\nSet-Cookie: a=b; Path=/\r\n\r\n"))
-    courier = Courier(NOTHING, resolve=Names([PUBLIC]), connector=wire)
+    transport = WebhookTransport(NOTHING, resolve=Names([PUBLIC]), connector=wire)
 
     for _ in range(2):
-        await courier.post(parse_url("https://shop.example/", NOTHING), {}, b"{}", timeout_ms=5_000)
+        await transport.post(parse_url("https://shop.example/", NOTHING), {}, b"{}", timeout_ms=5_000)
 
     assert len(wire.connected) == 2
     assert b"cookie" not in wire.written[1].lower()
-    await courier.aclose()
+    await transport.aclose()
 
 
 @pytest.mark.parametrize("extra", [0, 1])
@@ -354,10 +354,10 @@ async def test_the_deadline_is_for_all_of_a_try_and_the_lookup_is_part_of_it():
 
 
 async def test_a_socket_of_this_machine_is_never_connected_to():
-    courier = Courier(NOTHING, resolve=Names([PUBLIC]), connector=Wire(OK))
+    transport = WebhookTransport(NOTHING, resolve=Names([PUBLIC]), connector=Wire(OK))
 
     for reach in Reach:
-        pool = courier._transports[reach]._pool
+        pool = transport._transports[reach]._pool
         assert isinstance(pool, httpcore.AsyncConnectionPool)
         with pytest.raises(AddressRefused):
             await pool._network_backend.connect_unix_socket("/run/x")
