@@ -118,7 +118,7 @@ class Wiring:
         self._store: LocalMessageStore | None = None
         self._database: Database | None = None
         self._sender: CheckSender | None = None
-        self._loops = Loops(self._clock, chance=SystemRandom().random)
+        self._loops = Loops(self._clock, random=SystemRandom().random)
         self._watch = LoopWatch(on_standstill=metrics.loop_standstills.inc, on_end=metrics.note_standstill)
         metrics.watch(self._gauges)
         metrics.watch_loops(self._loops.reports)
@@ -304,7 +304,7 @@ class Wiring:
         client: ProducerClient = webhooks
         if self._controls is not None:
             client = SlowAnswers(webhooks, self._controls.faults, self._controls.clock, webhooks.timeout_ms)
-        sender = self._sender = CheckSender(transactions, client, clock, chance=SystemRandom().random)
+        sender = self._sender = CheckSender(transactions, client, clock, random=SystemRandom().random)
         stack.push_async_callback(webhooks.aclose)
         stack.push_async_callback(keep_tables, transactions, sent_keys)
         stack.push_async_callback(transactions.drain)

@@ -12,9 +12,9 @@ A secret is `whsec_` and the base64 of 24 to 64 random bytes. Source: standardwe
 
 import base64
 import hmac
-import secrets as chance
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from secrets import token_bytes
 
 ID = "webhook-id"
 TIMESTAMP = "webhook-timestamp"
@@ -32,7 +32,7 @@ class InvalidSignature(Exception):
 
 
 def new_secret() -> str:
-    return SECRET_PREFIX + base64.b64encode(chance.token_bytes(_NEW_KEY_BYTES)).decode()
+    return SECRET_PREFIX + base64.b64encode(token_bytes(_NEW_KEY_BYTES)).decode()
 
 
 def sign(secrets: Sequence[str], *, webhook_id: str, timestamp: int, body: bytes) -> dict[str, str]:

@@ -35,9 +35,9 @@ class _Loop(NamedTuple):
 class Loops:
     """Runs the periodic tasks of the service. Event loop only."""
 
-    def __init__(self, clock: Clock, *, chance: Callable[[], float]) -> None:
+    def __init__(self, clock: Clock, *, random: Callable[[], float]) -> None:
         self._clock = clock
-        self._chance = chance
+        self._random = random
         self._loops: list[_Loop] = []
 
     @property
@@ -61,7 +61,7 @@ class Loops:
             run_once,
             interval_ms=interval_ms,
             clock=self._clock,
-            chance=self._chance,
+            random=self._random,
             longest_wait_ms=longest_wait_ms,
         )
 

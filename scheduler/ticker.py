@@ -27,15 +27,15 @@ class Ticker:
         *,
         interval_ms: int,
         clock: Clock,
-        chance: Callable[[], float],
+        random: Callable[[], float],
         longest_wait_ms: int = LONGEST_WAIT_MS,
     ) -> None:
-        """`chance`: a new number from 0 to below 1 each time. `longest_wait_ms`: between runs that fail."""
+        """`random`: a new number from 0 to below 1 each time. `longest_wait_ms`: between runs that fail."""
         self.name = name
         self.interval_ms = interval_ms
         self._run_once = run_once
         self._clock = clock
-        self._chance = chance
+        self._random = random
         self._longest_wait_ms = max(longest_wait_ms, interval_ms)
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
@@ -91,7 +91,7 @@ class Ticker:
 
     def _wait_after_failure_ms(self) -> int:
         wait_ms = min(self._longest_wait_ms, self.interval_ms << min(self._in_a_row, 20))
-        return max(self.interval_ms, wait_ms - int(wait_ms / 2 * self._chance()))
+        return max(self.interval_ms, wait_ms - int(wait_ms / 2 * self._random()))
 
     async def _run(self) -> None:
         while not self._stopping.is_set():

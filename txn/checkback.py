@@ -26,13 +26,13 @@ class CheckSender:
     """The event loop's."""
 
     def __init__(
-        self, coordinator: TransactionCoordinator, client: ProducerClient, clock: Clock, *, chance: Callable[[], float]
+        self, coordinator: TransactionCoordinator, client: ProducerClient, clock: Clock, *, random: Callable[[], float]
     ) -> None:
-        """`chance`: a new number from 0 to below 1 each time."""
+        """`random`: a new number from 0 to below 1 each time."""
         self._coordinator = coordinator
         self._client = client
         self._clock = clock
-        self._chance = chance
+        self._random = random
         self._under_way: dict[str, set[asyncio.Task[Any]]] = {}
         self._circuits: dict[str, Circuit] = {}
         self._questions: set[asyncio.Task[Answered | Failed]] = set()  # others than checks, under way
@@ -209,7 +209,7 @@ class CheckSender:
     def _postpone(self, check: LeasedCheck, retry_after_ms: int | None) -> None:
         failures = self._coordinator.count_failure(check)
         interval_ms = check.transaction.policy.interval_ms
-        wait_ms = wait_before_retry(interval_ms, failures=failures, retry_after_ms=retry_after_ms, chance=self._chance())
+        wait_ms = wait_before_retry(interval_ms, failures=failures, retry_after_ms=retry_after_ms, random=self._random())
         self._coordinator.postpone_check(check, wait_ms)
 
     def _note(self, host: str, *, has_failed: bool) -> None:

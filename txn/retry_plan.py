@@ -1,4 +1,4 @@
-"""When a check that got no answer is sent again, and when a host is left alone. Pure: time and chance are arguments."""
+"""When a check that got no answer is sent again, and when a host is left alone. Pure: time and randomness are arguments."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,8 @@ _SHORTEST_PAUSE_MS = 1_000
 _LONGEST_PAUSE_MS = 30_000
 
 
-def wait_before_retry(interval_ms: int, *, failures: int, retry_after_ms: int | None, chance: float) -> int:
-    """How long to wait after the nth failed try of one check. `chance`: from 0 to below 1.
+def wait_before_retry(interval_ms: int, *, failures: int, retry_after_ms: int | None, random: float) -> int:
+    """How long to wait after the nth failed try of one check. `random`: from 0 to below 1.
 
     Doubles from the interval to at most 30 s, or the interval where that is longer. What the endpoint asked for is kept, up to
     an hour.
@@ -20,7 +20,7 @@ def wait_before_retry(interval_ms: int, *, failures: int, retry_after_ms: int | 
     longest_ms = max(LONGEST_WAIT_MS, interval_ms)
     # Past 2^20 intervals the longest wait is reached whatever the interval is.
     wait_ms = min(longest_ms, interval_ms << min(failures - 1, 20))
-    wait_ms -= int(wait_ms * _JITTER * chance)
+    wait_ms -= int(wait_ms * _JITTER * random)
     return max(wait_ms, min(retry_after_ms or 0, LONGEST_RETRY_AFTER_MS))
 
 

@@ -402,7 +402,7 @@ class Service:
             options,
             build=_occurrence,
         )
-        sender = CheckSender(self.coordinator, day, clock, chance=world.randomness.random)
+        sender = CheckSender(self.coordinator, day, clock, random=world.randomness.random)
         await self.schedules.start()
         await self.coordinator.start()
         self.started_ms = clock.wall_ms()
@@ -427,7 +427,7 @@ class Service:
         }
         chance = Random(0).random
         self.tickers = [
-            Ticker(name, run_once, interval_ms=interval_ms, clock=clock, chance=chance)
+            Ticker(name, run_once, interval_ms=interval_ms, clock=clock, random=chance)
             for name, (run_once, interval_ms) in loops.items()
         ]
         for ticker in self.tickers:

@@ -67,13 +67,13 @@ class Producers:
 
 class House:
     def __init__(
-        self, world: World, store: MessageStore, producers: Producers, coordinator: TransactionCoordinator, chance: float
+        self, world: World, store: MessageStore, producers: Producers, coordinator: TransactionCoordinator, random: float
     ) -> None:
         self.world = world
         self.store = store
         self.producers = producers
         self.coordinator = coordinator
-        self.sender = CheckSender(coordinator, producers, world.clock, chance=lambda: chance)
+        self.sender = CheckSender(coordinator, producers, world.clock, random=lambda: random)
         producers.now_ms = world.clock.monotonic_ms
 
     async def begin(self, group: str = "shop", policy: CheckbackPolicy = SOON) -> str:
@@ -93,7 +93,7 @@ class House:
         return await self.coordinator.get(transaction_id)
 
 
-def in_house(*lives, producers: Producers, chance: float = 0.0) -> None:
+def in_house(*lives, producers: Producers, random: float = 0.0) -> None:
     """Each life on the disk that the one before it left when it was killed."""
 
     async def enter(world: World) -> House:
@@ -101,7 +101,7 @@ def in_house(*lives, producers: Producers, chance: float = 0.0) -> None:
         await store.create_topic("orders", queue_count=1)
         coordinator = TransactionCoordinator(store, world.clock, world.identifiers, TransactionOptions())
         await coordinator.start()
-        return House(world, store, producers, coordinator, chance)
+        return House(world, store, producers, coordinator, random)
 
     run_lives(lives, enter)
 
@@ -163,7 +163,7 @@ async def test_what_is_no_answer_is_asked_again_under_the_same_id_after_waits_th
     assert (found.state, found.answers, found.last_failure) == (TxnState.PREPARED, 0, "invalid: status 404")
 
 
-@with_house(producers=Producers(WRONG), chance=0.999)
+@with_house(producers=Producers(WRONG), random=0.999)
 async def test_chance_takes_a_little_off_each_wait(house):
     await house.begin()
 

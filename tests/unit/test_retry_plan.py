@@ -5,9 +5,9 @@ import pytest
 from txn.retry_plan import LONGEST_RETRY_AFTER_MS, Circuit, wait_before_retry
 
 
-def waits(interval_ms: int, *, chance: float = 0.0, retry_after_ms: int | None = None) -> list[int]:
+def waits(interval_ms: int, *, random: float = 0.0, retry_after_ms: int | None = None) -> list[int]:
     return [
-        wait_before_retry(interval_ms, failures=number, retry_after_ms=retry_after_ms, chance=chance) for number in range(1, 14)
+        wait_before_retry(interval_ms, failures=number, retry_after_ms=retry_after_ms, random=random) for number in range(1, 14)
     ]
 
 
@@ -22,7 +22,7 @@ def test_an_interval_of_more_than_half_a_minute_is_the_wait():
 
 
 def test_chance_takes_up_to_a_tenth_and_never_adds():
-    for exact, jittered in zip(waits(1_000), waits(1_000, chance=0.999), strict=True):
+    for exact, jittered in zip(waits(1_000), waits(1_000, random=0.999), strict=True):
         assert exact * 0.9 <= jittered < exact
 
 
@@ -33,7 +33,7 @@ def test_what_the_endpoint_asks_for_is_kept_up_to_an_hour():
 
 
 def test_a_check_that_failed_a_thousand_times_still_has_a_wait():
-    assert wait_before_retry(10, failures=1_000, retry_after_ms=None, chance=0) == 30_000
+    assert wait_before_retry(10, failures=1_000, retry_after_ms=None, random=0) == 30_000
 
 
 def test_a_host_has_room_for_as_many_as_it_may_have_at_once():

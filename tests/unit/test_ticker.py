@@ -37,9 +37,9 @@ class Job:
             raise self.error(f"number {len(self.begun_ms)}")
 
 
-def in_loops(main, *, chance: float = 0.0) -> None:
+def in_loops(main, *, random: float = 0.0) -> None:
     with World(SimulatedDisk(), 0, wall_ms=BEGIN_MS) as world:
-        loops = Loops(world.clock, chance=lambda: chance)
+        loops = Loops(world.clock, random=lambda: random)
         world.call(main(world, loops))
 
 
@@ -67,8 +67,8 @@ def test_the_interval_counts_from_the_end_of_a_run():
     in_loops(main)
 
 
-@pytest.mark.parametrize(("chance", "expected"), [(0.0, [200, 400, 800, 1_600, 3_200]), (0.5, [150, 300, 600, 1_200, 2_400])])
-def test_after_failures_it_waits_longer_and_longer_and_a_random_part_less(chance, expected):
+@pytest.mark.parametrize(("random", "expected"), [(0.0, [200, 400, 800, 1_600, 3_200]), (0.5, [150, 300, 600, 1_200, 2_400])])
+def test_after_failures_it_waits_longer_and_longer_and_a_random_part_less(random, expected):
     async def main(world, loops):
         job = Job(world, failures=5)
         loops.add("job", job.run_once, interval_ms=100, check="any")
@@ -77,7 +77,7 @@ def test_after_failures_it_waits_longer_and_longer_and_a_random_part_less(chance
 
         assert gaps(job)[:6] == pytest.approx([*expected, 100], abs=2)  # the loop counts in seconds with a fraction
 
-    in_loops(main, chance=chance)
+    in_loops(main, random=random)
 
 
 def test_it_never_waits_longer_than_half_a_minute_nor_shorter_than_its_interval():
