@@ -5,7 +5,7 @@
 Options:
     path             a store's folder (the one that holds commitlog/), or one that holds the segments; a path, or a URI that
                      pyarrow knows (s3://, hdfs://, gs://, file://)
-    archive          a folder that has what retention has dropped there (audit/united.py)
+    archive          a folder that has what retention has dropped there (audit/merged_log.py)
     splitMB          how much of a segment one task reads (64)
     startOffset      log offsets: read from the first unit at or behind it,
     endOffset        and up to the first unit at or behind it (up to where the log is on disk)

@@ -8,7 +8,7 @@ import numpy as np
 
 from audit import compacted
 from audit.log_files import Folder, LogReader, Segment, find_folder
-from audit.united import unite
+from audit.merged_log import unite
 from audit.walk import WINDOW_BYTES, Piece, Read, What, first_anchor, walk, whole_unit
 from storage.formats import record as records
 from storage.formats import scan, unit
@@ -55,7 +55,7 @@ class Part(NamedTuple):
 
 
 def find_log(where: str | Sequence[str], *, begin: int | None = None, end: int | None = None) -> Log:
-    """The log in a folder, or in several that are united; or so much of it as is asked for.
+    """The log in a folder, or in several that are merged; or so much of it as is asked for.
 
     Raises LogNotFound, DifferentLogs.
     """

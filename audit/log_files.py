@@ -57,7 +57,7 @@ class Dropped(NamedTuple):
 class Folder(NamedTuple):
     """A folder of segments, and what the store around it says about them. Plain values: it travels to the workers.
 
-    Of several folders (`united.py`) `uri` is the newest one's.
+    Of several folders (`merged_log.py`) `uri` is the newest one's.
     """
 
     uri: str

@@ -1,7 +1,7 @@
 """Several folders read as one log: an archive and the store whose retention has dropped what the archive has.
 
 The newest folder, whose log goes on furthest, says how far the log is on disk; what lies beside a log (consume queues, the
-key index) is looked for there. Segments are united by the log offset at which they begin. Where several folders have the same
+key index) is looked for there. Segments are merged by the log offset at which they begin. Where several folders have the same
 one it is read once, in the newest folder if that has it. The copies must be of one length and begin with the same record,
 else it is refused: they are of different logs. No more of them is compared: that would read each copy a second time, and what
 is not read changes no verdict.
@@ -67,13 +67,13 @@ def _first_bytes(segment: Segment) -> bytes:
         reader.close()
 
 
-def _behind_the_last_gap(united: Folder, folders: Iterable[Folder]) -> Folder:
+def _behind_the_last_gap(merged: Folder, folders: Iterable[Folder]) -> Folder:
     """Without what lies before a stretch that no folder has, unless it is missing inside of one."""
-    for number in range(len(united.segments) - 1, 0, -1):
-        before, behind = united.segments[number - 1 : number + 1]
+    for number in range(len(merged.segments) - 1, 0, -1):
+        before, behind = merged.segments[number - 1 : number + 1]
         is_gap = before.end_offset < behind.base_offset
         if is_gap and not any(one.first_offset < before.end_offset and behind.base_offset < one.end_offset for one in folders):
-            unread = sum(segment.size for segment in united.segments[:number])
+            unread = sum(segment.size for segment in merged.segments[:number])
             dropped = Dropped(before.end_offset, behind.base_offset, unread)
-            return united._replace(segments=united.segments[number:], dropped=dropped)
-    return united
+            return merged._replace(segments=merged.segments[number:], dropped=dropped)
+    return merged

@@ -10,8 +10,8 @@ import pytest
 from audit import archive as archiving
 from audit import columns, extent, log_rows
 from audit.log_files import Dropped
+from audit.merged_log import DifferentLogs
 from audit.transaction_audit import Scope, carry_out
-from audit.united import DifferentLogs
 from cli.audit_common import Exit, run_part
 from tests.support.builders import message
 from tests.support.planted import plant
