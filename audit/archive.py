@@ -22,9 +22,9 @@ import pyarrow.compute as pc
 from crc32c import crc32c
 from pyarrow import fs
 
-from audit import columns, extent, log_rows, manifests, whole_files
-from audit.extent import Log
+from audit import columns, log_range, log_rows, manifests, whole_files
 from audit.log_files import LogReader, Segment, filesystem_of
+from audit.log_range import Log
 from storage.formats import names
 
 _BLOCK_BYTES = 16 << 20
@@ -108,7 +108,7 @@ def _about(log: Log, segment: Segment) -> dict[str, Any]:
     """Record count and storage times of a segment, in wall-clock milliseconds."""
     schema = columns.arrow_schema(_COUNTED)
     count, times = 0, []
-    for part in extent.parts(log._replace(begin=segment.base_offset, end=segment.end_offset)):
+    for part in log_range.parts(log._replace(begin=segment.base_offset, end=segment.end_offset)):
         for batch in log_rows.rows(log, part, schema):
             of_records = pc.is_in(batch.column("kind"), pa.array(columns.KINDS))
             found = batch.column("stored_ms").filter(of_records)

@@ -45,9 +45,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from audit import columns, extent, log_rows
+from audit import columns, log_range, log_rows
 from audit.claims import Claims
-from audit.extent import Log, Part, Span
+from audit.log_range import Log, Part, Span
 
 NAME = "commitlog"
 
@@ -64,7 +64,7 @@ def log_of(options: MutableMapping[str, str]) -> Log:
     if known is not None:
         log: Log = pickle.loads(base64.b64decode(known))  # noqa: S301 - our own, a moment ago
         return log
-    return extent.find_log(_where(options), begin=_number(options, "startoffset"), end=_number(options, "endoffset"))
+    return log_range.find_log(_where(options), begin=_number(options, "startoffset"), end=_number(options, "endoffset"))
 
 
 class CommitLogSource(DataSource):
@@ -97,7 +97,7 @@ class CommitLogReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         log = log_of(self._options)
-        found = extent.parts(log, split_bytes=_split_bytes(self._options))
+        found = log_range.parts(log, split_bytes=_split_bytes(self._options))
         return [LogPartition(log.span, part) for part in found if may_match(part, self._filters)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -118,30 +118,30 @@ class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         reached = _number(self._options, "reached")
         if reached is not None:
             return {"offset": reached}
-        log = extent.find_log(_where(self._options))
+        log = log_range.find_log(_where(self._options))
         asked = _number(self._options, "startoffset")
-        return {"offset": log.begin if asked is None else extent.border_at(log, asked)}
+        return {"offset": log.begin if asked is None else log_range.border_at(log, asked)}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         limit = _number(self._options, "maxbytespertrigger")
         return ReadAllAvailable() if limit is None else ReadMaxBytes(limit)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = extent.find_log(_where(self._options)).limit
+        self._target = log_range.find_log(_where(self._options)).limit
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        log = extent.find_log(_where(self._options))
+        log = log_range.find_log(_where(self._options))
         end = log.limit if self._target is None else min(self._target, log.limit)
         if isinstance(limit, ReadMaxBytes):
-            end = min(end, extent.border_at(log, start["offset"] + limit.max_bytes))
+            end = min(end, log_range.border_at(log, start["offset"] + limit.max_bytes))
         return {"offset": max(start["offset"], end)}
 
     def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
-        return {"offset": extent.find_log(_where(self._options)).limit}
+        return {"offset": log_range.find_log(_where(self._options)).limit}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        log = extent.find_log(_where(self._options))._replace(begin=start["offset"], end=end["offset"])
-        return [LogPartition(log.span, part) for part in extent.parts(log, split_bytes=_split_bytes(self._options))]
+        log = log_range.find_log(_where(self._options))._replace(begin=start["offset"], end=end["offset"])
+        return [LogPartition(log.span, part) for part in log_range.parts(log, split_bytes=_split_bytes(self._options))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, LogPartition):
@@ -235,7 +235,7 @@ def _where(options: MutableMapping[str, str]) -> str | list[str]:
 
 
 def _split_bytes(options: MutableMapping[str, str]) -> int:
-    return max(1, int(float(options.get("splitmb", extent.SPLIT_BYTES >> 20)) * (1 << 20)))
+    return max(1, int(float(options.get("splitmb", log_range.SPLIT_BYTES >> 20)) * (1 << 20)))
 
 
 def _number(options: MutableMapping[str, str], name: str) -> int | None:

@@ -16,8 +16,8 @@ from audit import columns, log_rows, manifests, parquet_file, whole_files
 from audit.archive import sealed_segments
 from audit.decode import batches
 from audit.digest import BLOCK_BYTES
-from audit.extent import Log, Part, Span
 from audit.log_files import COMPACTED_ENDING, LogReader, Segment, filesystem_of
+from audit.log_range import Log, Part, Span
 from storage.formats import names
 from storage.formats import record as records
 

@@ -12,8 +12,8 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from audit import compacted
-from audit.extent import Log
 from audit.log_files import LogReader, Segment
+from audit.log_range import Log
 
 BLOCK_BYTES = 16 << 20
 _LINK = struct.Struct(">qq")

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as F
 
 from audit import columns, look_up
-from audit.extent import Log
+from audit.log_range import Log
 from audit.outcomes import Read
 from audit.verdicts import DAMAGED, FLAGS, Fact, verdict
 from storage.formats import names

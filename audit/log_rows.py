@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from audit import columns, compacted, extent
+from audit import columns, compacted, log_range
 from audit.decode import batches
-from audit.extent import Log, Part, Span
 from audit.log_files import LogReader
+from audit.log_range import Log, Part, Span
 from audit.walk import What
 
 _STRETCH_KINDS = {What.DAMAGE: columns.DAMAGED, What.FILLER: columns.FILLER, What.MISSING: columns.MISSING}
@@ -21,7 +21,7 @@ def rows(log: Log | Span, part: Part, schema: pa.Schema) -> Iterator[pa.RecordBa
         return
     reader = LogReader()
     try:
-        for piece in extent.pieces(log, part, reader):
+        for piece in log_range.pieces(log, part, reader):
             if piece.what is What.RECORDS:
                 yield from batches.of_records(piece, base, schema)
             else:

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from audit import columns, compacted, extent, log_rows
+from audit import columns, compacted, log_range, log_rows
 from audit.decode import batches
-from audit.extent import Log
 from audit.log_files import LogReader, Segment
+from audit.log_range import Log
 from storage.formats import record as records
 
 _BEGINNING_BYTES = 64 << 20
@@ -60,7 +60,7 @@ def first_half_number(log: Log) -> tuple[int | None, bool]:
     Numbers rise along the log: no half behind it has a smaller one.
     """
     wanted = columns.arrow_schema(("kind", "queue_offset"))
-    for part in extent.parts(log, split_bytes=_STEP_BYTES):
+    for part in log_range.parts(log, split_bytes=_STEP_BYTES):
         if part.begin - log.begin >= _BEGINNING_BYTES:
             return None, False
         for batch in log_rows.rows(log, part, wanted):

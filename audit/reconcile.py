@@ -15,9 +15,9 @@ import sqlalchemy as sa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from audit import extent
+from audit import log_range
 from audit.checks.material import LISTED, Material
-from audit.extent import Log
+from audit.log_range import Log
 from audit.transaction_audit import Scope, TransactionAudit
 from audit.verdicts import VERDICTS, Fact, verdict
 
@@ -108,7 +108,7 @@ def judge(marked: str | None, proven: str | None, *, decision: str | None = None
 
 
 def carry_out(
-    spark: SparkSession, log: Log, table: pa.Table, *, split_bytes: int = extent.SPLIT_BYTES, listed: int = LISTED
+    spark: SparkSession, log: Log, table: pa.Table, *, split_bytes: int = log_range.SPLIT_BYTES, listed: int = LISTED
 ) -> dict[str, Any]:
     """The report: what the two say of every transaction that either knows. `table`: the markers, as they were read."""
     audit = TransactionAudit(spark, log, Scope(), split_bytes=split_bytes)

@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from audit import columns, details, digest, extent, look_up, outcomes
+from audit import columns, details, digest, log_range, look_up, outcomes
 from audit.checks import carry_out as checks
 from audit.checks.carry_out import Asked, add_to
 from audit.checks.kinds import FAULTY_KINDS
@@ -22,8 +22,8 @@ from audit.decode.hashes import hash_of
 from audit.digest import Block
 from audit.errors import NoSuchGroup
 from audit.evidence import Evidence, group_names, present, time_of
-from audit.extent import Log
 from audit.log_files import Segment
+from audit.log_range import Log
 from audit.outcomes import Bounds
 from audit.sums import Place, Sums
 from audit.verdicts import DAMAGED, FAIL_ON, FINDINGS, FLAGS, VERDICTS, is_wanted
@@ -62,7 +62,7 @@ def carry_out(
     *,
     found: Log,
     counted: Callable[[str], bool] = {*FAIL_ON, *FAULTY_KINDS}.__contains__,
-    split_bytes: int = extent.SPLIT_BYTES,
+    split_bytes: int = log_range.SPLIT_BYTES,
     asked: Asked | None = None,
     rows: details.Wanted | None = None,
 ) -> Outcome:
@@ -80,7 +80,7 @@ def carry_out(
                 add_to(outcome.report, checks.carry_out(spark, found, asked, split_bytes=split_bytes), counted=counted)
             return outcome
         except Exception:
-            now = extent.find_log(where)
+            now = log_range.find_log(where)
             if beginning == _BEGINNINGS or set(found.folder.segments) <= set(now.folder.segments):
                 raise
             found = now
@@ -96,7 +96,7 @@ class TransactionAudit:
         log: Log,
         scope: Scope,
         *,
-        split_bytes: int = extent.SPLIT_BYTES,
+        split_bytes: int = log_range.SPLIT_BYTES,
         rows: details.Wanted | None = None,
     ) -> None:
         self._rows = rows

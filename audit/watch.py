@@ -20,7 +20,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from audit import columns, extent, look_up, outcomes, parquet_folder
+from audit import columns, log_range, look_up, outcomes, parquet_folder
 from audit.columns import Role
 from audit.commit_log_source import NAME, encode_log
 from audit.outcomes import Bounds
@@ -62,7 +62,7 @@ class Watch:
         counted: Callable[[str], bool],
         horizon_ms: int,
         on_step: Callable[[Step], None],
-        split_bytes: int = extent.SPLIT_BYTES,
+        split_bytes: int = log_range.SPLIT_BYTES,
         listed: int = LISTED,
     ) -> None:
         """Takes up what the folder holds. Raises LogNotFound, NotWatched, StateError."""
@@ -74,7 +74,7 @@ class Watch:
         self._on_step = on_step
         self._split_mb = split_bytes / (1 << 20)
         self._listed = listed
-        log = extent.find_log(uri)
+        log = log_range.find_log(uri)
         if look_up.has_brokers_records(log):
             raise NotWatched(f"{without_secrets(uri)} has records that a broker wrote{_WHY}")
         state = folder.newest()
@@ -205,7 +205,7 @@ class Watch:
 
     def _look_closer(self, name: str, begin: int, end: int) -> DataFrame:
         """The rows with those settled that only a count message by message can settle."""
-        log = extent.find_log(self._uri)._replace(end=end)
+        log = log_range.find_log(self._uri)._replace(end=end)
 
         def read(names: Sequence[str]) -> DataFrame:
             source = self._spark.read.format(NAME).option("log", encode_log(log)).schema(columns.schema_text(names))

@@ -18,9 +18,9 @@ import duckdb
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from audit import columns, extent, log_rows
-from audit.extent import Log
+from audit import columns, log_range, log_rows
 from audit.log_files import LogReader
+from audit.log_range import Log
 from audit.outcomes import READ_COLUMNS
 from audit.session import session
 from audit.transaction_audit import Scope, TransactionAudit
@@ -68,7 +68,7 @@ def run() -> None:
             for size in sorted(SIZES):
                 store = folder / f"store-{size}"
                 written = seconds(partial(audited_log.write, store, size))
-                log = extent.find_log(str(store))
+                log = log_range.find_log(str(store))
                 if not found:
                     first = seconds(partial(_audit, spark, log))
                 found.append(_measure(spark, size, log, written=written))
@@ -111,14 +111,14 @@ def _watch(spark: SparkSession, log: Log, state: str) -> float:
 def _walk(log: Log) -> int:
     reader = LogReader()
     try:
-        return sum(len(piece.record_offsets) for part in extent.parts(log) for piece in extent.pieces(log, part, reader))
+        return sum(len(piece.record_offsets) for part in log_range.parts(log) for piece in log_range.pieces(log, part, reader))
     finally:
         reader.close()
 
 
 def _batches(log: Log) -> Iterator[pa.RecordBatch]:
     schema = columns.arrow_schema(READ_COLUMNS)
-    for part in extent.parts(log):
+    for part in log_range.parts(log):
         yield from log_rows.rows(log, part, schema)
 
 

@@ -76,13 +76,13 @@ def archive(
     """
     needs_pyarrow()
     from audit import archive as archiving
-    from audit import extent
+    from audit import log_range
 
     def tell(manifest: dict[str, Any]) -> None:
         say(f"{manifest['segment']}: {manifest['records']:,} records, {manifest['bytes']:,} bytes, crc32c {manifest['crc32c']}")
 
     try:
-        made = archiving.archive(extent.find_log(log), to, on_copied=tell)
+        made = archiving.archive(log_range.find_log(log), to, on_copied=tell)
     except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
         say(f"The archive could not be made: {in_short(error)}")
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
@@ -252,9 +252,9 @@ class _Asked(NamedTuple):
 
 
 def _carry_out(asked: _Asked, is_finding: Callable[[str], bool]) -> Any:
-    from audit import extent
+    from audit import log_range
 
-    found = extent.find_log(asked.log)  # before Spark: where there is no log, that is said at once
+    found = log_range.find_log(asked.log)  # before Spark: where there is no log, that is said at once
 
     from audit import progress
     from audit.checks.carry_out import Asked

@@ -25,11 +25,11 @@ def compact(
     """
     needs_spark()
     try:
-        from audit import extent
+        from audit import log_range
         from audit.compact import compact as make_rows
         from audit.session import session
 
-        found = extent.find_log(log)  # before Spark: where there is no log, that is said at once
+        found = log_range.find_log(log)  # before Spark: where there is no log, that is said at once
         with tempfile.TemporaryDirectory() as folder:
             settings = {"spark.driver.memory": driver_memory}
             with session(master, log=Path(folder) / "spark.log", settings=settings, name="escrowmq compact") as spark:

@@ -48,11 +48,11 @@ def reconcile(
     _must_be_a_url(database)
     check_file(json_file, "--json")
     try:
-        from audit import extent
+        from audit import log_range
         from audit.reconcile import Markers, carry_out, read_markers
         from audit.session import session
 
-        found = extent.find_log(log)
+        found = log_range.find_log(log)
         markers = read_markers(
             Markers(database, table, id_column, outcome_column, commit_value, rollback_value)
         )  # before Spark

@@ -77,7 +77,7 @@ def watch(
     spark_log = spark_log or Path(tempfile.gettempdir()) / f"escrowmq-audit-{os.getpid()}.log"
     told = _Told(progress, is_quiet=quiet)
     try:
-        from audit.extent import find_log
+        from audit.log_range import find_log
 
         find_log(log)  # before Spark: where there is no log, that is said at once
 

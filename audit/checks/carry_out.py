@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
 
-from audit import extent
+from audit import log_range
 from audit.checks import (
     checkbacks,
     delays,
@@ -23,7 +23,7 @@ from audit.checks import (
 from audit.checks.kinds import CHECKS, FAULTY_KINDS, KINDS, kinds_of
 from audit.checks.material import Check, Found, Material
 from audit.checks.policies import POLICIES, Policy
-from audit.extent import Log
+from audit.log_range import Log
 
 _CHECKS: Mapping[str, Check] = {
     "integrity": integrity.check,
@@ -56,7 +56,7 @@ def carry_out(
     log: Log,
     asked: Asked = EVERYTHING,
     *,
-    split_bytes: int = extent.SPLIT_BYTES,
+    split_bytes: int = log_range.SPLIT_BYTES,
 ) -> dict[str, Found]:
     """Run the requested checks; the findings of each, in the order of CHECKS."""
     material = Material(spark, log, split_bytes=split_bytes)

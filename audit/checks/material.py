@@ -9,12 +9,12 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from audit import columns, extent, look_up
+from audit import columns, log_range, look_up
 from audit.checks import leases, queue_sums, timelines
 from audit.checks.queue_sums import QueueSums
 from audit.columns import DELAYED, DELAYED_AGAIN, RETRY
 from audit.commit_log_source import NAME, encode_log
-from audit.extent import Log
+from audit.log_range import Log
 from storage.formats import names
 from storage.formats.consumer_offsets import GroupQueue
 
@@ -66,7 +66,7 @@ class Found:
 class Material:
     """Of one log. `release` when all checks are done."""
 
-    def __init__(self, spark: SparkSession, log: Log, *, split_bytes: int = extent.SPLIT_BYTES) -> None:
+    def __init__(self, spark: SparkSession, log: Log, *, split_bytes: int = log_range.SPLIT_BYTES) -> None:
         self.spark = spark
         self.log = log
         self._split_bytes = split_bytes

@@ -11,7 +11,7 @@ import pytest
 from crc32c import crc32c
 
 from audit import archive as archiving
-from audit import extent
+from audit import log_range
 from tests.support import plain_audit
 from tests.support.builders import message
 from tests.support.written_log import WrittenLog
@@ -37,7 +37,7 @@ def write(root: Path, *, segments: int) -> WrittenLog:
 def test_what_is_sealed_is_copied_with_a_manifest_that_is_true_of_it_and_the_last_segment_stays(tmp_path):
     log = write(tmp_path / "store", segments=3)
 
-    made = archiving.archive(extent.find_log(str(log.root)), f"file://{tmp_path}/archive")
+    made = archiving.archive(log_range.find_log(str(log.root)), f"file://{tmp_path}/archive")
 
     assert [one["begin"] for one in made] == [0, SEGMENT_BYTES]
     stored = plain_audit.read_log(log.folder, end=log.end).messages
@@ -56,15 +56,15 @@ def test_what_is_sealed_is_copied_with_a_manifest_that_is_true_of_it_and_the_las
 def test_the_archive_can_be_read_as_a_log_and_a_second_run_copies_what_is_new(tmp_path):
     target = str(tmp_path / "archive")
     log = write(tmp_path / "store", segments=3)
-    archiving.archive(extent.find_log(str(log.root)), target)
+    archiving.archive(log_range.find_log(str(log.root)), target)
 
-    again = archiving.archive(extent.find_log(str(log.root)), target)
+    again = archiving.archive(log_range.find_log(str(log.root)), target)
     grown = write(tmp_path / "grown", segments=4)
-    later = archiving.archive(extent.find_log(str(grown.root)), target)
+    later = archiving.archive(log_range.find_log(str(grown.root)), target)
 
     assert again == []
     assert [one["begin"] for one in later] == [2 * SEGMENT_BYTES]
-    found = extent.find_log(target)
+    found = log_range.find_log(target)
     assert (found.begin, [one.base_offset for one in found.folder.segments]) == (0, [0, SEGMENT_BYTES, 2 * SEGMENT_BYTES])
 
 
@@ -74,7 +74,7 @@ def test_a_copy_that_was_cut_off_has_no_manifest_and_is_made_anew(tmp_path):
     (tmp_path / "archive" / f"{'0' * 20}.part").write_bytes(b"torn")
     (tmp_path / "archive" / ("0" * 20)).write_bytes(b"without a manifest")
 
-    (made,) = archiving.archive(extent.find_log(str(log.root)), str(tmp_path / "archive"))
+    (made,) = archiving.archive(log_range.find_log(str(log.root)), str(tmp_path / "archive"))
 
     assert (tmp_path / "archive" / made["segment"]).read_bytes() == (log.folder / made["segment"]).read_bytes()
 
@@ -106,15 +106,15 @@ def no_copy(folder: Path, name: str) -> None:
 @pytest.mark.parametrize("damage", [torn_manifest, manifest_of_zeros, manifest_of_nothing, torn_copy, no_copy])
 def test_a_copy_that_its_manifest_does_not_vouch_for_is_made_anew(tmp_path, damage):
     log, archive = write(tmp_path / "store", segments=3), tmp_path / "archive"
-    first, _ = archiving.archive(extent.find_log(str(log.root)), str(archive))
+    first, _ = archiving.archive(log_range.find_log(str(log.root)), str(archive))
     damage(archive, first["segment"])
 
-    again = archiving.archive(extent.find_log(str(log.root)), str(archive))
+    again = archiving.archive(log_range.find_log(str(log.root)), str(archive))
 
     assert again == [first]
     assert (archive / first["segment"]).read_bytes() == (log.folder / first["segment"]).read_bytes()
     assert json.loads((archive / f"{first['segment']}.json").read_text()) == first
-    assert archiving.archive(extent.find_log(str(log.root)), str(archive)) == []
+    assert archiving.archive(log_range.find_log(str(log.root)), str(archive)) == []
 
 
 def test_what_lies_there_of_another_log_stays_as_it_is(tmp_path):
@@ -123,11 +123,11 @@ def test_what_lies_there_of_another_log_stays_as_it_is(tmp_path):
     while other.end < 2 * SEGMENT_BYTES + 100:
         other.append(message(b"y" * 300))
     other.close()
-    archiving.archive(extent.find_log(str(log.root)), str(tmp_path / "archive"))
+    archiving.archive(log_range.find_log(str(log.root)), str(tmp_path / "archive"))
     kept = (tmp_path / "archive" / ("0" * 20)).read_bytes()
 
     with pytest.raises(archiving.NotCopied, match="another log"):
-        archiving.archive(extent.find_log(str(other.root)), str(tmp_path / "archive"))
+        archiving.archive(log_range.find_log(str(other.root)), str(tmp_path / "archive"))
 
     assert (tmp_path / "archive" / ("0" * 20)).read_bytes() == kept
 
@@ -153,7 +153,7 @@ def test_on_a_disk_each_step_is_synced_before_the_next(tmp_path, monkeypatch):
     synced_folders: list[str] = []
     monkeypatch.setattr(os, "fsync", watched)
 
-    (made,) = archiving.archive(extent.find_log(str(log.root)), str(archive))
+    (made,) = archiving.archive(log_range.find_log(str(log.root)), str(archive))
 
     name, manifest_bytes = made["segment"], (archive / f"{made['segment']}.json").stat().st_size
     assert left_by_a_power_cut == [{name: SEGMENT_BYTES}, {name: SEGMENT_BYTES, f"{name}.json": manifest_bytes}]
@@ -162,7 +162,7 @@ def test_on_a_disk_each_step_is_synced_before_the_next(tmp_path, monkeypatch):
 
 def test_a_segment_that_is_shorter_than_it_says_is_not_taken_for_whole(tmp_path):
     log = write(tmp_path / "store", segments=2)
-    found = extent.find_log(str(log.root))
+    found = log_range.find_log(str(log.root))
     with (log.folder / ("0" * 20)).open("r+b") as file:
         file.truncate(SEGMENT_BYTES - 8)
 

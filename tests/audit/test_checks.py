@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from audit import extent
+from audit import log_range
 from audit.checks import carry_out as checks
 from audit.checks.carry_out import EVERYTHING, Asked, add_to
 from audit.checks.kinds import CHECKS, KINDS
@@ -30,7 +30,7 @@ NOT_PLANTED = {  # what stands in other files than a log of ours, and what only 
 
 
 def checked(spark, store: Path, asked: Asked = EVERYTHING, *, split_bytes: int = 50_000) -> dict[str, Found]:
-    return checks.carry_out(spark, extent.find_log(str(store)), asked, split_bytes=split_bytes)
+    return checks.carry_out(spark, log_range.find_log(str(store)), asked, split_bytes=split_bytes)
 
 
 def counts_of(found: dict[str, Found]) -> dict[str, int]:
@@ -174,7 +174,7 @@ def test_findings_of_the_checks_stand_beside_those_about_transactions(spark, tmp
     store, truth = plant(tmp_path / "store", times=1)
     asked = Asked(("duplicates", "what_if"), policies=(Policy(20_000, 30_000, 3),))
 
-    report = carry_out(spark, str(store), Scope(), found=extent.find_log(str(store)), asked=asked).report
+    report = carry_out(spark, str(store), Scope(), found=log_range.find_log(str(store)), asked=asked).report
 
     kinds = [name for name, kind in KINDS.items() if kind.check == "duplicates"]
     assert list(report["checks"]) == ["duplicates", "what_if"]

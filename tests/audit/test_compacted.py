@@ -9,7 +9,7 @@ import pytest
 from crc32c import crc32c
 
 from audit import archive as archiving
-from audit import columns, compact, compacted, digest, extent, log_rows, look_up
+from audit import columns, compact, compacted, digest, log_range, log_rows, look_up
 from audit.checks.carry_out import Asked
 from audit.log_files import LogReader, NoBytes
 from audit.transaction_audit import Scope, carry_out
@@ -37,24 +37,24 @@ def store(tmp_path) -> Path:
     return shop.log.root
 
 
-def made(log: extent.Log, target: Path, *, with_bodies: bool = False) -> list[dict]:
+def made(log: log_range.Log, target: Path, *, with_bodies: bool = False) -> list[dict]:
     """As the job's tasks do it, without Spark."""
     target.mkdir(exist_ok=True)
     missing = [one for one in archiving.sealed_segments(log) if not compact.is_there(one, str(target), with_bodies=with_bodies)]
     return [compact.write(one, str(target), with_bodies=with_bodies) for one in missing]
 
 
-def rows(log: extent.Log, names: list[str], split_bytes: int = 1 << 20) -> list[dict]:
+def rows(log: log_range.Log, names: list[str], split_bytes: int = 1 << 20) -> list[dict]:
     schema = columns.arrow_schema(names)
-    parts = extent.parts(log, split_bytes=split_bytes)
+    parts = log_range.parts(log, split_bytes=split_bytes)
     return [row for part in parts for batch in log_rows.rows(log, part, schema) for row in batch.to_pylist()]
 
 
-def sealed(store: Path) -> extent.Log:
+def sealed(store: Path) -> log_range.Log:
     """The log without the segment that is written to."""
     archive = store.parent / "archive"
-    archiving.archive(extent.find_log(str(store)), str(archive))
-    return extent.find_log(str(archive))
+    archiving.archive(log_range.find_log(str(store)), str(archive))
+    return log_range.find_log(str(archive))
 
 
 @pytest.mark.parametrize("with_bodies", [False, True])
@@ -64,7 +64,7 @@ def test_rows_are_those_of_the_log_however_either_is_cut(tmp_path, store, with_b
     made(log, tmp_path / "rows", with_bodies=with_bodies)
     names = compact.columns_of(with_bodies=with_bodies)
 
-    found = extent.find_log(str(tmp_path / "rows"))
+    found = log_range.find_log(str(tmp_path / "rows"))
 
     assert (found.begin, found.end, found.torn_bytes) == (log.begin, log.end, 0) == (0, 3 * SEGMENT_BYTES, 0)
     read = rows(found, names, split_bytes)
@@ -76,14 +76,14 @@ def test_rows_are_those_of_the_log_however_either_is_cut(tmp_path, store, with_b
 def test_single_records_the_digest_and_the_first_half_are_those_of_the_log(tmp_path, store):
     log = sealed(store)
     made(log, tmp_path / "rows")
-    found = extent.find_log(str(tmp_path / "rows"))
+    found = log_range.find_log(str(tmp_path / "rows"))
     places = [row["log_offset"] for row in rows(log, ["log_offset", "kind"]) if row["kind"] not in columns.STRETCHES]
     wanted = ["kind", "message_id", "body_crc", "half_offsets"]
 
     assert look_up.rows_at(found, places[::3], wanted) == look_up.rows_at(log, places[::3], wanted)
     assert digest.chain(found, digest.digest_blocks) == digest.chain(log, digest.digest_blocks)
     assert look_up.first_half_number(found) == look_up.first_half_number(log) == (0, True)
-    assert extent.border_at(found, places[5] + 1) == places[6]
+    assert log_range.border_at(found, places[5] + 1) == places[6]
 
 
 @pytest.mark.parametrize("is_brokers", [False, True])
@@ -100,14 +100,14 @@ def test_whether_a_broker_wrote_it_stays_known(tmp_path, is_brokers):
         while log.end < SEGMENT_BYTES + 100:
             log.append(message(b"ours"))
         log.close()
-    found = extent.find_log(str(log.root))
+    found = log_range.find_log(str(log.root))
     segment = found.folder.segments[0]
     (tmp_path / "rows").mkdir()
 
     compact.write(segment, str(tmp_path / "rows"), with_bodies=False)
 
     assert look_up.has_brokers_records(found) is is_brokers
-    assert look_up.has_brokers_records(extent.find_log(str(tmp_path / "rows"))) is is_brokers
+    assert look_up.has_brokers_records(log_range.find_log(str(tmp_path / "rows"))) is is_brokers
 
 
 def test_a_manifest_is_true_of_what_the_rows_are_made_of(tmp_path, store):
@@ -150,13 +150,13 @@ def test_what_a_run_that_was_cut_off_has_left_counts_for_nothing_and_is_made_ane
     names = compact.columns_of(with_bodies=False)
     cut_off(tmp_path / "rows" / f"{first[2]['segment']}.parquet")
 
-    left = extent.find_log(str(tmp_path / "rows"))
+    left = log_range.find_log(str(tmp_path / "rows"))
     again = made(log, tmp_path / "rows")
 
     assert left.end == 2 * SEGMENT_BYTES
     assert again == first[2:]
     assert made(log, tmp_path / "rows") == []
-    assert rows(extent.find_log(str(tmp_path / "rows")), names) == rows(log, names)
+    assert rows(log_range.find_log(str(tmp_path / "rows")), names) == rows(log, names)
 
 
 def test_bodies_that_were_not_kept_are_refused_and_kept_by_a_run_that_is_asked_for_them(tmp_path, store):
@@ -164,10 +164,10 @@ def test_bodies_that_were_not_kept_are_refused_and_kept_by_a_run_that_is_asked_f
     made(log, tmp_path / "rows")
 
     with pytest.raises(compacted.NotInRows, match="without body"):
-        rows(extent.find_log(str(tmp_path / "rows")), ["log_offset", "body"])
+        rows(log_range.find_log(str(tmp_path / "rows")), ["log_offset", "body"])
 
     assert len(made(log, tmp_path / "rows", with_bodies=True)) == 3
-    assert rows(extent.find_log(str(tmp_path / "rows")), ["body"]) == rows(log, ["body"])
+    assert rows(log_range.find_log(str(tmp_path / "rows")), ["body"]) == rows(log, ["body"])
 
 
 def test_a_copy_in_the_archive_that_its_manifest_does_not_fit_is_not_made_rows(tmp_path, store):
@@ -190,17 +190,17 @@ def test_rows_of_another_log_stay_as_they_are(tmp_path, store):
     other.close()
 
     with pytest.raises(compact.NotCompacted, match="another log"):
-        made(extent.find_log(str(other.root)), tmp_path / "rows")
+        made(log_range.find_log(str(other.root)), tmp_path / "rows")
 
 
 def test_rows_and_a_store_that_has_dropped_their_segments_are_the_log_before(tmp_path, store):
     names = compact.columns_of(with_bodies=False)
-    before = rows(extent.find_log(str(store)), names)
+    before = rows(log_range.find_log(str(store)), names)
     made(sealed(store), tmp_path / "rows")
     for number in (0, 1):
         (store / "commitlog" / f"{number * SEGMENT_BYTES:020}").unlink()
 
-    log = extent.find_log([str(tmp_path / "rows"), str(store)])
+    log = log_range.find_log([str(tmp_path / "rows"), str(store)])
 
     assert [one.is_compacted for one in log.folder.segments] == [True, True, False, False], "bytes rather than rows"
     assert rows(log, names) == before
@@ -208,7 +208,7 @@ def test_rows_and_a_store_that_has_dropped_their_segments_are_the_log_before(tmp
 
 def test_nobody_takes_the_file_of_rows_for_the_bytes_of_a_segment(tmp_path, store):
     made(sealed(store), tmp_path / "rows")
-    found = extent.find_log(str(tmp_path / "rows"))
+    found = log_range.find_log(str(tmp_path / "rows"))
 
     assert archiving.archive(found, str(tmp_path / "copies")) == []
     with pytest.raises(NoBytes):
@@ -222,7 +222,7 @@ def test_the_job_makes_what_an_audit_reports_the_same_of_and_says_what_it_did_no
     bytes_report = carry_out(spark, str(tmp_path / "archive"), Scope(), found=archive, asked=asked).report
 
     manifests = compact.compact(spark, archive, str(tmp_path / "rows"))
-    found = extent.find_log(str(tmp_path / "rows"))
+    found = log_range.find_log(str(tmp_path / "rows"))
     rows_report = carry_out(spark, str(tmp_path / "rows"), Scope(), found=found, asked=asked).report
 
     assert len(manifests) == len(archive.folder.segments) > 1
@@ -243,6 +243,6 @@ def test_the_command_compacts_what_is_sealed_and_ends_with_3_where_it_cannot(sto
     done = run("--log", "store", "--to", "rows", "--master", "local[1]")
 
     assert (done.returncode, "3 segments compacted" in done.stderr) == (0, True), done.stderr
-    assert extent.find_log(str(store.parent / "rows")).end == 3 * SEGMENT_BYTES
+    assert log_range.find_log(str(store.parent / "rows")).end == 3 * SEGMENT_BYTES
     assert run("--log", "nowhere", "--to", "rows").returncode == 3
     assert run("--log", "store").returncode == 2

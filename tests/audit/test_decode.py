@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from audit import columns, extent
+from audit import columns, log_range
 from audit.columns import Role
 from audit.decode import batches, spans
 from audit.decode.hashes import hash_of, hashes
@@ -34,11 +34,11 @@ STORES = {
 
 def rows_of(store: Path) -> list[dict]:
     """Every row of a store, and the bytes of its log."""
-    log = extent.find_log(str(store))
+    log = log_range.find_log(str(store))
     reader = LogReader()
     found = []
-    for part in extent.parts(log, split_bytes=100_000):
-        for piece in extent.pieces(log, part, reader):
+    for part in log_range.parts(log, split_bytes=100_000):
+        for piece in log_range.pieces(log, part, reader):
             if piece.what is What.RECORDS:
                 for batch in batches.of_records(piece, part.segment.base_offset, columns.arrow_schema()):
                     found += batch.to_pylist()

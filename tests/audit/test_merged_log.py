@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from audit import archive as archiving
-from audit import columns, extent, log_rows
+from audit import columns, log_range, log_rows
 from audit.log_files import Dropped
 from audit.merged_log import DifferentLogs
 from audit.transaction_audit import Scope, carry_out
@@ -33,7 +33,7 @@ def write(
 def archived(store: Path) -> Path:
     """Where its sealed segments are copied to."""
     target = store.with_name(f"archive-of-{store.name}")
-    archiving.archive(extent.find_log(str(store)), str(target))
+    archiving.archive(log_range.find_log(str(store)), str(target))
     return target
 
 
@@ -44,25 +44,25 @@ def drop(folder: Path, *numbers: int) -> None:
         paths[number].unlink()
 
 
-def rows(log: extent.Log) -> list[dict]:
+def rows(log: log_range.Log) -> list[dict]:
     schema = columns.arrow_schema()
-    return [row for part in extent.parts(log) for batch in log_rows.rows(log, part, schema) for row in batch.to_pylist()]
+    return [row for part in log_range.parts(log) for batch in log_rows.rows(log, part, schema) for row in batch.to_pylist()]
 
 
-def both(archive: Path, store: Path) -> extent.Log:
-    return extent.find_log([str(archive), str(store)])
+def both(archive: Path, store: Path) -> log_range.Log:
+    return log_range.find_log([str(archive), str(store)])
 
 
 @pytest.mark.parametrize("dropped", [(), (0,), (0, 1), (0, 1, 2, 3)])
 def test_an_archive_and_what_retention_has_left_of_its_store_are_the_log_before(tmp_path, dropped):
     store = write(tmp_path / "store")
-    before = extent.find_log(str(store))
+    before = log_range.find_log(str(store))
     rows_before = rows(before)
     archive = archived(store)
     drop(store / "commitlog", *dropped)
 
     for folders in ([archive, store], [store, archive], [f"file://{archive}", store]):
-        log = extent.find_log([str(folder) for folder in folders])
+        log = log_range.find_log([str(folder) for folder in folders])
 
         assert (log.begin, log.end, log.torn_bytes) == (before.begin, before.end, 0)
         assert rows(log) == rows_before
@@ -75,7 +75,7 @@ def test_what_both_have_is_read_in_the_store(tmp_path):
         copy.seek(1_000)
         copy.write(b"damage")
 
-    assert rows(both(archive, store)) == rows(extent.find_log(str(store)))
+    assert rows(both(archive, store)) == rows(log_range.find_log(str(store)))
 
 
 def test_a_stretch_that_neither_has_was_dropped_by_retention_and_the_log_begins_behind_it(tmp_path):
@@ -88,7 +88,7 @@ def test_a_stretch_that_neither_has_was_dropped_by_retention_and_the_log_begins_
 
     assert log.folder.dropped == Dropped(2 * SEGMENT_BYTES, 3 * SEGMENT_BYTES, 2 * SEGMENT_BYTES)
     assert log.begin == 3 * SEGMENT_BYTES
-    assert rows(log) == rows(extent.find_log(str(store)))
+    assert rows(log) == rows(log_range.find_log(str(store)))
 
 
 def test_a_segment_that_is_missing_inside_the_archive_stays_a_finding(tmp_path):
@@ -131,7 +131,7 @@ def test_folders_whose_segments_overlap_are_refused(tmp_path):
 
 def test_a_copy_of_the_store_that_is_older_gives_what_it_has_and_the_store_the_rest(tmp_path):
     backup, store = write(tmp_path / "backup", tail=10), write(tmp_path / "store")
-    rows_before = rows(extent.find_log(str(store)))
+    rows_before = rows(log_range.find_log(str(store)))
     drop(store / "commitlog", 0, 1)
 
     assert rows(both(backup, store)) == rows(both(store, backup)) == rows_before
@@ -157,12 +157,12 @@ def test_a_report_says_what_it_was_made_of_as_one_text():
 
 def test_verdicts_over_archive_and_store_are_those_over_the_log_before_retention(spark, tmp_path):
     log, _ = plant(tmp_path / "store", times=1, segment_bytes=1 << 14)
-    before = carry_out(spark, str(log.root), Scope(), found=extent.find_log(str(log.root)))
+    before = carry_out(spark, str(log.root), Scope(), found=log_range.find_log(str(log.root)))
     where = [str(archived(log.root)), str(log.root)]
     segments = len(list(log.folder.iterdir()))
     drop(log.folder, *range(segments // 2))
 
-    after = carry_out(spark, where, Scope(), found=extent.find_log(where))
+    after = carry_out(spark, where, Scope(), found=log_range.find_log(where))
 
     assert segments > 3
     assert after.report == before.report

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from audit import columns, extent
+from audit import columns, log_range
 from audit.columns import Role
 from audit.outcomes import READ_COLUMNS, Bounds, by_transaction
 from audit.transaction_audit import Outcome, Scope, TransactionAudit, carry_out
@@ -28,7 +28,7 @@ BROKER_VERDICTS = {"committed": "committed_once", "rolled_back": "rolled_back_cl
 
 
 def audit_of(spark, store: Path, scope: Scope | None = None, *, split_bytes: int = 30_000) -> TransactionAudit:
-    return TransactionAudit(spark, extent.find_log(str(store)), scope or Scope(), split_bytes=split_bytes)
+    return TransactionAudit(spark, log_range.find_log(str(store)), scope or Scope(), split_bytes=split_bytes)
 
 
 def verdicts_of(spark, store: Path) -> dict[str, str]:
@@ -199,7 +199,7 @@ def test_what_is_not_there_is_absent_from_the_report(planted_outcome):
 
 def test_an_audit_begins_once_more_when_retention_took_what_it_was_reading(spark, tmp_path):
     log, _ = plant(tmp_path / "store", times=1, segment_bytes=1 << 16)
-    found = extent.find_log(str(log.root))
+    found = log_range.find_log(str(log.root))
     min(log.folder.iterdir()).unlink()
 
     outcome = carry_out(spark, str(log.root), Scope(), found=found)
@@ -237,7 +237,7 @@ def test_transactions_of_a_broker_have_the_outcome_that_the_bytes_prove(spark, n
 def test_of_our_golden_stores_spark_says_what_the_plain_checker_says(spark, name, tmp_path):
     store = unpacked(OURS / f"{name}.tar.xz", tmp_path)
 
-    read = plain_audit.read_log(store / "commitlog", end=extent.find_log(str(store)).end)
+    read = plain_audit.read_log(store / "commitlog", end=log_range.find_log(str(store)).end)
 
     assert verdicts_of(spark, store) == plain_audit.verdicts(read)
     assert read.damage == []
@@ -287,7 +287,7 @@ def test_more_bytes_than_the_log_has_do_not_balance(spark, tmp_path):
 
 
 def test_one_shuffle_finds_the_facts(spark, planted):
-    log = extent.find_log(str(planted[0]))
+    log = log_range.find_log(str(planted[0]))
     rows = spark.read.format("commitlog").option("path", str(planted[0])).schema(columns.schema_text(READ_COLUMNS)).load()
 
     found = by_transaction(rows, Bounds(log.begin))

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from audit import archive as archiving
-from audit import columns, compact, details, digest, extent, log_rows
+from audit import columns, compact, details, digest, log_range, log_rows
 from audit.checks.carry_out import Asked
 from audit.transaction_audit import Scope, carry_out
 from audit.verdicts import FAIL_ON
@@ -36,7 +36,7 @@ def s3(tmp_path_factory) -> Iterator[S3Server]:
         yield server
 
 
-def rows(log: extent.Log, part: extent.Part) -> list[dict]:
+def rows(log: log_range.Log, part: log_range.Part) -> list[dict]:
     schema = columns.arrow_schema(("log_offset", "kind", "record_bytes", "body"))
     return [row for batch in log_rows.rows(log, part, schema) for row in batch.to_pylist()]
 
@@ -48,9 +48,9 @@ def test_a_split_is_read_in_large_ranges_and_little_beside_it(tmp_path, s3):
         log.append(message(os.urandom(300_000)))
     log.close()
     s3.put(log.root, "large")
-    stored, remote = extent.find_log(str(log.root)), extent.find_log(s3.uri("large"))
+    stored, remote = log_range.find_log(str(log.root)), log_range.find_log(s3.uri("large"))
 
-    for split, of_stored in zip(*(extent.parts(one, split_bytes=16 * MIB) for one in (remote, stored)), strict=True):
+    for split, of_stored in zip(*(log_range.parts(one, split_bytes=16 * MIB) for one in (remote, stored)), strict=True):
         s3.asked()
         found = rows(remote, split)
         asked = [one for one in s3.asked() if one.path.endswith("/commitlog/" + "0" * 20)]
@@ -71,14 +71,14 @@ def test_a_store_on_s3_is_audited_with_its_queues_its_index_and_its_damage(spark
     path.write_bytes(data)
     s3.put(store, "store")
 
-    found, where = extent.find_log(s3.uri("store")), s3.uri("store")
+    found, where = log_range.find_log(s3.uri("store")), s3.uri("store")
     wanted = details.Wanted(uri=s3.uri("rows"), run_id="rpt_1", files=1)
 
     report = carry_out(spark, where, Scope(), found=found, asked=Asked(("queues", "index", "positions")), rows=wanted).report
 
     assert report["findings"]["by_verdict"].keys() >= {"damaged", *planted_checks.SPOILED}
     assert report["balanced"] is True
-    assert report["segments"]["digest"] == digest.chain(extent.find_log(str(store)), digest.digest_blocks)
+    assert report["segments"]["digest"] == digest.chain(log_range.find_log(str(store)), digest.digest_blocks)
     success, manifest, part = s3.names("rows")
     assert (success, manifest) == ("run_id=rpt_1/_SUCCESS", "run_id=rpt_1/_manifest.json")
     assert json.loads(s3.read("rows/" + manifest))["files"] == [
@@ -95,11 +95,11 @@ def test_an_archive_on_s3_outlives_retention_as_bytes_and_as_rows(spark, tmp_pat
     archive, compacted = s3.uri("archive"), s3.uri("compacted")
 
     def audited(*where: str) -> dict:
-        return carry_out(spark, where, Scope(), found=extent.find_log(where), asked=Asked(())).report
+        return carry_out(spark, where, Scope(), found=log_range.find_log(where), asked=Asked(())).report
 
     before = audited(store)
-    copied = archiving.archive(extent.find_log(store), archive)
-    made = compact.compact(spark, extent.find_log(archive), compacted)
+    copied = archiving.archive(log_range.find_log(store), archive)
+    made = compact.compact(spark, log_range.find_log(archive), compacted)
     for segment in copied[:2]:
         (log.folder / segment["segment"]).unlink()
 
@@ -110,8 +110,8 @@ def test_an_archive_on_s3_outlives_retention_as_bytes_and_as_rows(spark, tmp_pat
     assert of_rows == before
     assert [one["segment"] for one in made] == [one["segment"] for one in copied]
     assert not [name for name in (*s3.names("archive"), *s3.names("compacted")) if name.endswith(".part")]
-    assert archiving.archive(extent.find_log([archive, store]), archive) == []
-    assert compact.compact(spark, extent.find_log(archive), compacted) == []
+    assert archiving.archive(log_range.find_log([archive, store]), archive) == []
+    assert compact.compact(spark, log_range.find_log(archive), compacted) == []
 
 
 @pytest.mark.faults

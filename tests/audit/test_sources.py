@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from audit import columns, consume_queue_source, extent
+from audit import columns, consume_queue_source, log_range
 from storage.formats import queue_entry
 from storage.formats.names import HALF_TOPIC
 from tests.golden.test_rocketmq_stores import FOLDER as BROKERS
@@ -70,7 +70,7 @@ def test_a_stretch_of_the_log_can_be_read(spark, store):
 
     some = log_of(spark, store, "log_offset", startOffset=str(whole[10]), endOffset=str(whole[200])).collect()
 
-    log = extent.find_log(str(store), begin=whole[10], end=whole[200])
+    log = log_range.find_log(str(store), begin=whole[10], end=whole[200])
     assert sorted(row.log_offset for row in some) == [offset for offset in whole if log.begin <= offset < log.end]
     assert len(some) > 100
 
@@ -92,7 +92,7 @@ def test_a_stream_in_small_batches_gives_every_row_once_and_ends(spark, store, t
     )
     query.awaitTermination(300)
 
-    read = plain_audit.read_log(store / "commitlog", end=extent.find_log(str(store)).end)
+    read = plain_audit.read_log(store / "commitlog", end=log_range.find_log(str(store)).end)
     fillers = len(list((store / "commitlog").iterdir())) - 1
     rows = [offset for batch in batches for offset in batch]
     assert len(batches) > 3

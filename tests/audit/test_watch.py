@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from audit import extent
+from audit import log_range
 from audit.transaction_audit import Scope, TransactionAudit
 from audit.verdicts import FAIL_ON, VERDICTS
 from audit.watch import NotWatched, Step, Watch
@@ -69,7 +69,7 @@ def test_a_watch_that_is_killed_twice_ends_with_what_the_batch_audit_says(spark,
 
     watch, steps = watched(spark, store, StateFolder(state))
 
-    audited = TransactionAudit(spark, extent.find_log(str(store)), Scope()).run().report
+    audited = TransactionAudit(spark, log_range.find_log(str(store)), Scope()).run().report
     report = watch.report()
     assert steps[0].state.batch == 2
     assert {name: report[name] for name in ("begun", "verdicts", "balanced", "flags")} == {

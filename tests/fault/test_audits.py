@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from audit import extent
+from audit import log_range
 from audit.checks import carry_out as checks
 from audit.checks.kinds import KINDS
 from audit.java import JavaNotFound
@@ -84,13 +84,13 @@ def spoiled(store: Path, randomness: Random, end: int) -> None:
             path.write_bytes(data)
 
 
-def rows_of(log: extent.Log, split_bytes: int) -> tuple[list[int], list[tuple[int, int]]]:
+def rows_of(log: log_range.Log, split_bytes: int) -> tuple[list[int], list[tuple[int, int]]]:
     """(log offsets of the records, stretches of damage)"""
     reader = LogReader()
     records: list[int] = []
     damage: list[tuple[int, int]] = []
-    for part in extent.parts(log, split_bytes=split_bytes):
-        for piece in extent.pieces(log, part, reader):
+    for part in log_range.parts(log, split_bytes=split_bytes):
+        for piece in log_range.pieces(log, part, reader):
             if piece.what is What.RECORDS:
                 records += piece.record_offsets.tolist()
             elif piece.what is What.DAMAGE:
@@ -99,9 +99,9 @@ def rows_of(log: extent.Log, split_bytes: int) -> tuple[list[int], list[tuple[in
     return records, damage
 
 
-def accounted_bytes(log: extent.Log) -> int:
+def accounted_bytes(log: log_range.Log) -> int:
     reader = LogReader()
-    found = [piece.length for part in extent.parts(log, split_bytes=3_000) for piece in extent.pieces(log, part, reader)]
+    found = [piece.length for part in log_range.parts(log, split_bytes=3_000) for piece in log_range.pieces(log, part, reader)]
     reader.close()
     return sum(found)
 
@@ -118,7 +118,7 @@ def test_of_a_crashed_store_the_audit_reads_what_a_start_keeps(tmp_path, record_
         if not disk.exists(ROOT / "commitlog") or not disk.list_directory(ROOT / "commitlog"):
             continue
         store = copied(disk, tmp_path / str(seed))
-        log = extent.find_log(str(store))
+        log = log_range.find_log(str(store))
 
         assert log.end == recovered_end(disk, options, seed, wall_ms), f"seed {seed}"
         assert rows_of(log, split_bytes=Random(seed).choice([500, 3_000, 1 << 20])) == plain_rows(store, log.end), (
@@ -140,8 +140,8 @@ def test_of_a_spoiled_store_every_byte_is_accounted_for(tmp_path):
         if not (store / "commitlog").is_dir() or not any((store / "commitlog").iterdir()):
             continue
         randomness = Random(seed)
-        spoiled(store, randomness, extent.find_log(str(store)).end)
-        log = extent.find_log(str(store))
+        spoiled(store, randomness, log_range.find_log(str(store)).end)
+        log = log_range.find_log(str(store))
 
         found = rows_of(log, split_bytes=randomness.choice([500, 3_000, 1 << 20]))
 
@@ -164,8 +164,8 @@ def test_spark_says_of_crashed_and_spoiled_stores_what_the_plain_checker_says(tm
                 disk, _, _ = crashed_disk(10_000 + seed)
                 store = copied(disk, tmp_path / str(seed))
                 if seed % SPOILED_EACH == 0:
-                    spoiled(store, randomness, extent.find_log(str(store)).end)
-                log = extent.find_log(str(store))
+                    spoiled(store, randomness, log_range.find_log(str(store)).end)
+                log = log_range.find_log(str(store))
                 plain = plain_audit.read_log(store / "commitlog", end=log.end)
                 expected = plain_audit.verdicts(plain, log_begin=log.begin)
 
@@ -202,7 +202,7 @@ def test_where_a_crash_has_left_nothing_wrong_the_checks_find_nothing(tmp_path):
                     continue
                 store = copied(disk, tmp_path / str(seed))
 
-                found = checks.carry_out(spark, extent.find_log(str(store)), split_bytes=4_000)
+                found = checks.carry_out(spark, log_range.find_log(str(store)), split_bytes=4_000)
 
                 items = [item for one in found.values() for item in one.items]
                 assert not [item for item in items if KINDS[item["verdict"]].is_fault], seed

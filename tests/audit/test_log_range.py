@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from audit import archive, extent
+from audit import archive, log_range
 from audit.log_files import LogNotFound, LogReader
 from audit.walk import What
 from storage.files.vfs import OsVfs
@@ -42,9 +42,9 @@ def spoil(root: Path, at: int, change: Callable[[bytes], bytes] = lambda raw: by
     path.write_bytes(data)
 
 
-def stretches(log: extent.Log) -> list[tuple[What, int, int]]:
+def stretches(log: log_range.Log) -> list[tuple[What, int, int]]:
     reader = LogReader()
-    found = [piece for part in extent.parts(log) for piece in extent.pieces(log, part, reader)]
+    found = [piece for part in log_range.parts(log) for piece in log_range.pieces(log, part, reader)]
     reader.close()
     return [(piece.what, piece.offset, piece.length) for piece in found if piece.what is not What.RECORDS]
 
@@ -56,9 +56,9 @@ def test_a_live_store_is_read_up_to_where_it_is_on_disk_and_no_further(tmp_path)
     (tmp_path / "abort").write_bytes(b"1")
     lock = OsVfs().lock(tmp_path)
 
-    live = extent.find_log(str(tmp_path))
+    live = log_range.find_log(str(tmp_path))
     lock.close()
-    left = extent.find_log(str(tmp_path))
+    left = log_range.find_log(str(tmp_path))
 
     assert (live.end, live.torn_bytes) == (synced, 0)
     assert left.end == written.end
@@ -67,7 +67,7 @@ def test_a_live_store_is_read_up_to_where_it_is_on_disk_and_no_further(tmp_path)
 def test_a_store_that_was_closed_is_read_to_its_end(tmp_path):
     written = a_store(tmp_path)
 
-    log = extent.find_log(str(tmp_path))
+    log = log_range.find_log(str(tmp_path))
 
     assert (log.begin, log.end, log.torn_bytes) == (0, written.end, 0)
 
@@ -78,7 +78,7 @@ def test_a_torn_end_of_a_killed_store_is_no_part_of_the_log(tmp_path):
     stated(tmp_path, written.borders[-5])
     spoil(tmp_path, written.end - 30, lambda raw: bytes(len(raw)), 30)
 
-    log = extent.find_log(str(tmp_path))
+    log = log_range.find_log(str(tmp_path))
 
     assert log.end == begin
     assert log.torn_bytes > 0
@@ -91,7 +91,7 @@ def test_damage_before_what_is_known_to_have_been_on_disk_is_inside_the_log(tmp_
     stated(tmp_path, written.borders[2])
     spoil(tmp_path, written.borders[4] + 100)
 
-    log = extent.find_log(str(tmp_path))
+    log = log_range.find_log(str(tmp_path))
 
     assert log.end == written.end
     assert stretches(log) == [(What.DAMAGE, written.borders[4], written.borders[5] - written.borders[4])]
@@ -102,18 +102,18 @@ def test_segments_alone_are_read_as_far_as_they_are_whole(tmp_path):
     written = a_store(tmp_path / "store", transactions=40)
     shutil.copytree(tmp_path / "store" / "commitlog", tmp_path / "archive")
 
-    log = extent.find_log(str(tmp_path / "archive"))
+    log = log_range.find_log(str(tmp_path / "archive"))
 
     assert len(log.folder.segments) > 1
     assert (log.begin, log.end) == (0, written.end)
-    assert extent.find_log((tmp_path / "archive").as_uri()).end == written.end
+    assert log_range.find_log((tmp_path / "archive").as_uri()).end == written.end
 
 
 @pytest.mark.parametrize("is_sealed", [True, False])
 def test_a_damaged_tail_is_damage_where_a_manifest_seals_the_segment_and_torn_bytes_where_none_does(tmp_path, is_sealed):
     written = a_store(tmp_path / "store", transactions=40)
-    archive.archive(extent.find_log(str(tmp_path / "store")), str(tmp_path / "copies" / "commitlog"))
-    last = extent.find_log(str(tmp_path / "copies")).folder.segments[-1]
+    archive.archive(log_range.find_log(str(tmp_path / "store")), str(tmp_path / "copies" / "commitlog"))
+    last = log_range.find_log(str(tmp_path / "copies")).folder.segments[-1]
     end = last.end_offset
     begin = max(border for border in written.borders if border < written.borders[written.borders.index(end) - 1])
     spoil(tmp_path / "copies", begin + 100)
@@ -121,7 +121,7 @@ def test_a_damaged_tail_is_damage_where_a_manifest_seals_the_segment_and_torn_by
         for manifest in (tmp_path / "copies" / "commitlog").glob("*.json"):
             manifest.unlink()
 
-    log = extent.find_log(str(tmp_path / "copies"))
+    log = log_range.find_log(str(tmp_path / "copies"))
 
     if is_sealed:
         assert (log.end, log.torn_bytes) == (end, 0)
@@ -136,7 +136,7 @@ def test_a_segment_that_is_not_there_is_a_stretch_of_its_own(tmp_path):
     a_store(tmp_path, transactions=60)
     (tmp_path / "commitlog" / names.file_name(SEGMENT_BYTES)).unlink()
 
-    log = extent.find_log(str(tmp_path))
+    log = log_range.find_log(str(tmp_path))
 
     assert (What.MISSING, SEGMENT_BYTES, SEGMENT_BYTES) in stretches(log)
 
@@ -145,7 +145,7 @@ def test_a_log_that_ends_before_the_place_up_to_which_it_was_on_disk_misses_the_
     written = a_store(tmp_path)
     stated(tmp_path, SEGMENT_BYTES + 512, is_clean=True)
 
-    found = stretches(extent.find_log(str(tmp_path)))
+    found = stretches(log_range.find_log(str(tmp_path)))
 
     assert found == [
         (What.DAMAGE, written.end, SEGMENT_BYTES - written.end),
@@ -154,7 +154,7 @@ def test_a_log_that_ends_before_the_place_up_to_which_it_was_on_disk_misses_the_
 
 
 def test_the_log_of_a_store_begins_where_its_first_segment_does(tmp_path):
-    log = extent.find_log(str(a_store(tmp_path, first_offset=3 * SEGMENT_BYTES).root))
+    log = log_range.find_log(str(a_store(tmp_path, first_offset=3 * SEGMENT_BYTES).root))
 
     assert log.begin == 3 * SEGMENT_BYTES
     assert stretches(log) == []
@@ -163,11 +163,11 @@ def test_the_log_of_a_store_begins_where_its_first_segment_does(tmp_path):
 def test_a_stretch_that_is_asked_for_begins_and_ends_at_borders(tmp_path):
     borders = a_store(tmp_path).borders
 
-    log = extent.find_log(str(tmp_path), begin=borders[2] - 1, end=borders[5] + 1)
+    log = log_range.find_log(str(tmp_path), begin=borders[2] - 1, end=borders[5] + 1)
 
     assert (log.begin, log.end) == (borders[2], borders[6])
 
 
 def test_where_there_is_no_log_the_place_is_named(tmp_path):
     with pytest.raises(LogNotFound, match=str(tmp_path)):
-        extent.find_log(str(tmp_path))
+        log_range.find_log(str(tmp_path))
