@@ -7,7 +7,7 @@ from typing import Any
 from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as F
 
-from audit import columns, look_up
+from audit import columns, lookup
 from audit.log_range import Log
 from audit.outcomes import Read
 from audit.verdicts import DAMAGED, FLAGS, Fact, verdict
@@ -57,7 +57,7 @@ class Evidence:
         for row in first.orderBy("log_offset").collect():
             found[row["transaction_id"]].append(_proof(row.asDict()))
         known = {record["log_offset"] for records in found.values() for record in records}
-        ops = look_up.rows_at(self._log, {row["op_first"] for row in picked} - known - {None}, _COLUMNS)
+        ops = lookup.rows_at(self._log, {row["op_first"] for row in picked} - known - {None}, _COLUMNS)
         for row in picked:
             op = ops.get(row["op_first"])
             if op is not None and op["transaction_id"] is None:
@@ -83,7 +83,7 @@ class Evidence:
 
 def group_names(log: Log, offsets: Collection[int]) -> dict[int, str]:
     """The producer groups that records at these log offsets name: a group is counted by its hash."""
-    rows = look_up.rows_at(log, offsets, ["producer_group"])
+    rows = lookup.rows_at(log, offsets, ["producer_group"])
     return {offset: row["producer_group"] for offset, row in rows.items()}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from audit import columns, details, digest, log_range, look_up, outcomes
+from audit import columns, details, digest, log_range, lookup, outcomes
 from audit.checks import carry_out as checks
 from audit.checks.carry_out import Asked, add_to
 from audit.checks.kinds import FAULTY_KINDS
@@ -104,7 +104,7 @@ class TransactionAudit:
         self._log = log
         self._scope = scope
         self._split_bytes = split_bytes
-        self._has_plain_ops = look_up.has_brokers_records(log)
+        self._has_plain_ops = lookup.has_brokers_records(log)
         self._cached: list[DataFrame] = []
 
     def run(
@@ -138,7 +138,7 @@ class TransactionAudit:
         """
         bounds, is_known = Bounds(self._log.begin), True
         if self._log.begin:
-            number, is_known = look_up.first_half_number(self._log)
+            number, is_known = lookup.first_half_number(self._log)
             bounds = Bounds(self._log.begin, number)
         transactions = self._transactions(bounds)
         sums = self._sums(transactions, most_sets)

@@ -20,7 +20,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from audit import columns, log_range, look_up, outcomes, parquet_folder
+from audit import columns, log_range, lookup, outcomes, parquet_folder
 from audit.columns import Role
 from audit.commit_log_source import NAME, encode_log
 from audit.outcomes import Bounds
@@ -75,12 +75,12 @@ class Watch:
         self._split_mb = split_bytes / (1 << 20)
         self._listed = listed
         log = log_range.find_log(uri)
-        if look_up.has_brokers_records(log):
+        if lookup.has_brokers_records(log):
             raise NotWatched(f"{without_secrets(uri)} has records that a broker wrote{_WHY}")
         state = folder.newest()
         name = without_secrets(uri)
         if state is None:
-            number = look_up.first_half_number(log)[0] if log.begin else None
+            number = lookup.first_half_number(log)[0] if log.begin else None
             state = State(log=name, begin=log.begin, reached=log.begin, first_half_number=number)
             folder.write(state)
         if state.log != name:

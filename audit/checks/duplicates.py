@@ -18,7 +18,7 @@ from typing import Any
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from audit import look_up
+from audit import lookup
 from audit.checks import leases
 from audit.checks.leases import MESSAGE, SETTLED
 from audit.checks.material import Found, Material
@@ -74,7 +74,7 @@ def _look_for_repeats(material: Material, found: Found) -> None:
     kind = "sent_twice" if material.has_brokers_records else "stored_twice"
     found.counts |= {"sent_twice": 0, "stored_twice": 0, kind: several.count()}
     rows = [row.asDict() for row in several.orderBy("log_offset").limit(_NAMED).collect()]
-    ids = look_up.rows_at(material.log, [row["log_offset"] for row in rows], ["message_id"])
+    ids = lookup.rows_at(material.log, [row["log_offset"] for row in rows], ["message_id"])
     found.items += [{"verdict": kind, "message_id": ids[row["log_offset"]]["message_id"], **row} for row in rows]
 
 

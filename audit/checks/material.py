@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from audit import columns, log_range, look_up
+from audit import columns, log_range, lookup
 from audit.checks import leases, queue_sums, timelines
 from audit.checks.queue_sums import QueueSums
 from audit.columns import DELAYED, DELAYED_AGAIN, RETRY
@@ -112,7 +112,7 @@ class Material:
 
     @cached_property
     def has_brokers_records(self) -> bool:
-        return look_up.has_brokers_records(self.log)
+        return lookup.has_brokers_records(self.log)
 
     @cached_property
     def asked_before(self) -> int | None:

@@ -9,7 +9,7 @@ import pytest
 from crc32c import crc32c
 
 from audit import archive as archiving
-from audit import columns, compact, compacted, digest, log_range, log_rows, look_up
+from audit import columns, compact, compacted, digest, log_range, log_rows, lookup
 from audit.checks.carry_out import Asked
 from audit.log_files import LogReader, NoBytes
 from audit.transaction_audit import Scope, carry_out
@@ -80,9 +80,9 @@ def test_single_records_the_digest_and_the_first_half_are_those_of_the_log(tmp_p
     places = [row["log_offset"] for row in rows(log, ["log_offset", "kind"]) if row["kind"] not in columns.STRETCHES]
     wanted = ["kind", "message_id", "body_crc", "half_offsets"]
 
-    assert look_up.rows_at(found, places[::3], wanted) == look_up.rows_at(log, places[::3], wanted)
+    assert lookup.rows_at(found, places[::3], wanted) == lookup.rows_at(log, places[::3], wanted)
     assert digest.chain(found, digest.digest_blocks) == digest.chain(log, digest.digest_blocks)
-    assert look_up.first_half_number(found) == look_up.first_half_number(log) == (0, True)
+    assert lookup.first_half_number(found) == lookup.first_half_number(log) == (0, True)
     assert log_range.border_at(found, places[5] + 1) == places[6]
 
 
@@ -106,8 +106,8 @@ def test_whether_a_broker_wrote_it_stays_known(tmp_path, is_brokers):
 
     compact.write(segment, str(tmp_path / "rows"), with_bodies=False)
 
-    assert look_up.has_brokers_records(found) is is_brokers
-    assert look_up.has_brokers_records(log_range.find_log(str(tmp_path / "rows"))) is is_brokers
+    assert lookup.has_brokers_records(found) is is_brokers
+    assert lookup.has_brokers_records(log_range.find_log(str(tmp_path / "rows"))) is is_brokers
 
 
 def test_a_manifest_is_true_of_what_the_rows_are_made_of(tmp_path, store):

@@ -627,7 +627,7 @@ class TransactionMachine(RuleBasedStateMachine):
 
         self._call(start())
         self.started_ms = self.world.clock.wall_ms()
-        self.sender = CheckSender(self.coordinator, self.producer, self.world.clock, chance=self.world.randomness.random)
+        self.sender = CheckSender(self.coordinator, self.producer, self.world.clock, random=self.world.randomness.random)
 
 
 def _number(check: LeasedCheck) -> int:
