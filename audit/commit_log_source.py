@@ -46,15 +46,15 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from audit import columns, log_range, log_rows
-from audit.claims import Claims
 from audit.log_range import Log, Part, Span
+from audit.store_metadata import StoreMetadata
 
 NAME = "commitlog"
 
 
 def encode_log(log: Log) -> str:
     """As an option of a read, which has no use for what the store claims."""
-    read = log._replace(folder=log.folder._replace(claims=Claims()))
+    read = log._replace(folder=log.folder._replace(metadata=StoreMetadata()))
     return base64.b64encode(pickle.dumps(read)).decode("ascii")
 
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from pyarrow import fs
 
-from audit import claims, hdfs, manifests
-from audit.claims import Claims
+from audit import hdfs, manifests, store_metadata
+from audit.store_metadata import StoreMetadata
 from audit.uris import is_uri, without_secrets
 from storage.formats import checkpoint, names
 
@@ -66,7 +66,7 @@ class Folder(NamedTuple):
     broker_synced_ms: int | None  # by a broker's checkpoint, records stored up to then are on disk; None where there is none
     is_abandoned: bool  # its writer ended without closing it, or this is unknown
     dropped: Dropped | None = None
-    claims: Claims = Claims()
+    metadata: StoreMetadata = StoreMetadata()
 
     @property
     def first_offset(self) -> int:
@@ -144,14 +144,14 @@ def find_folder(uri: str) -> Folder:
     below = f"{path.rstrip('/')}/{LOG_FOLDER}"
     is_store = filesystem.get_file_info(below).type is fs.FileType.Directory
     # First what it says, then what is there: a service that goes on meanwhile has made the segments before it says so.
-    said = claims.read(lambda name: _read_if_there(filesystem, f"{path}/{name}")) if is_store else Claims()
+    said = store_metadata.read(lambda name: _read_if_there(filesystem, f"{path}/{name}")) if is_store else StoreMetadata()
     page = _read_if_there(filesystem, f"{path}/checkpoint") if is_store else None
     segments = tuple(_segments(uri, filesystem, below if is_store else path))
     if not segments:
         text = f"{uri} has no segments of a log (files named by {names.FILE_NAME_DIGITS} digits), nor has {below}"
         raise LogNotFound(without_secrets(text))
     if page is None or len(page) < checkpoint.FIELDS_BYTES:
-        return Folder(uri, segments, None, None, is_abandoned=True, claims=said)
+        return Folder(uri, segments, None, None, is_abandoned=True, metadata=said)
     slot = checkpoint.newest_slot(page)
     owner = _read_if_there(filesystem, f"{path}/abort")
     if slot is not None and owner is None:
@@ -160,7 +160,7 @@ def find_folder(uri: str) -> Folder:
         is_abandoned = not (isinstance(filesystem, fs.LocalFileSystem) and _is_locked(path))
     fields = checkpoint.decode_fields(page)
     synced_ms = fields.physic_ms if slot is None else None
-    return Folder(uri, segments, slot, synced_ms, is_abandoned, claims=said._replace(fields=fields))
+    return Folder(uri, segments, slot, synced_ms, is_abandoned, metadata=said._replace(fields=fields))
 
 
 def read_store_file(uri: str, name: str) -> bytes | None:

@@ -118,7 +118,7 @@ class Material:
     def asked_before(self) -> int | None:
         """The number of the first half that a broker has not done with; None where no broker says so."""
         progress = GroupQueue(names.ASKING_GROUP, names.HALF_TOPIC, 0)
-        return (self.log.folder.claims.consumers or {}).get(progress)
+        return (self.log.folder.metadata.consumers or {}).get(progress)
 
     @cached_property
     def queues(self) -> list[QueueSums]:

@@ -5,7 +5,7 @@ a broker are in `consumerOffset.json`; in this service the last commit of each g
 the log, and its lease events record leases, skips and resets. The progress of the delay queues is
 in `delayOffset.json` and `timercheck`, for both.
 
-Files are read before the log (`claims.py`), so they say nothing that the log does not have yet. In
+Files are read before the log (`store_metadata.py`), so they say nothing that the log does not have yet. In
 a log that begins late, the end of a queue without a record is unknown.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from audit import claims, columns
+from audit import columns, store_metadata
 from audit.checks import leases
 from audit.checks.leases import QUEUE
 from audit.checks.material import LISTED, Found, Material
@@ -47,7 +47,7 @@ class Bounds(NamedTuple):
 
 
 def check(material: Material) -> Found:
-    said = material.log.folder.claims
+    said = material.log.folder.metadata
     found = Found(counts={"positions_unreadable": len(said.unreadable)})
     found.items = [{"verdict": "positions_unreadable", "file": file} for file in said.unreadable]
     _judge_checkpoint(material, found)
@@ -70,7 +70,7 @@ def bounds_of(queues: dict[tuple[str, int], Bounds], topic: str, queue_id: int, 
 
 
 def _judge_checkpoint(material: Material, found: Found) -> None:
-    fields = material.log.folder.claims.fields
+    fields = material.log.folder.metadata.fields
     found.counts["checkpoint_ahead"] = 0
     if fields is None:
         return
@@ -128,8 +128,8 @@ def _present(one: Position) -> dict[str, Any]:
 
 
 def _of_broker(material: Material) -> Iterable[Position]:
-    for queue, offset in sorted((material.log.folder.claims.consumers or {}).items()):
-        yield Position(*queue, offset, file=claims.CONSUMERS)
+    for queue, offset in sorted((material.log.folder.metadata.consumers or {}).items()):
+        yield Position(*queue, offset, file=store_metadata.CONSUMERS)
 
 
 def _of_ours(material: Material) -> Iterable[Position]:
@@ -165,12 +165,12 @@ def _since_deletion(rows: DataFrame, deleted: DataFrame) -> DataFrame:
 
 def _judge_delays(material: Material, queues: dict[tuple[str, int], Bounds], begins_late: bool, found: Found) -> None:
     """Check delay positions. Ours may fall behind: open messages are stored again."""
-    said = material.log.folder.claims
+    said = material.log.folder.metadata
     may_fall_behind = said.levels is not None and said.levels.is_ours
     levels = said.levels.offsets if said.levels is not None else {}
-    stated = [(claims.LEVELS, SCHEDULE_TOPIC, level - 1, offset) for level, offset in sorted(levels.items())]
+    stated = [(store_metadata.LEVELS, SCHEDULE_TOPIC, level - 1, offset) for level, offset in sorted(levels.items())]
     if said.timer_offset is not None:
-        stated.append((claims.TIMERS, TIMER_TOPIC, 0, said.timer_offset))
+        stated.append((store_metadata.TIMERS, TIMER_TOPIC, 0, said.timer_offset))
     outside = []
     for file, topic, queue_id, offset in stated:
         bounds = bounds_of(queues, topic, queue_id, begins_late=begins_late)

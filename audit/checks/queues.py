@@ -78,7 +78,7 @@ def _compare_with_consume_queues(material: Material, counted: DataFrame, found: 
         found.counts |= {"queue_entry_missing": 0, "queue_entry_wrong": 0}
         return
     c = F.col
-    fields = material.log.folder.claims.fields
+    fields = material.log.folder.metadata.fields
     written_ms = 0 if fields is None else fields.logics_ms  # records stored before have their entries on disk
     known = material.spark.read.format(consume_queue_source.NAME).option("path", uri).load()
     known = known.where((c("log_offset") >= material.log.begin) & (c("log_offset") < material.log.end)).drop("tag_hash")

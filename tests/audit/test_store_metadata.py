@@ -2,18 +2,22 @@
 
 from pathlib import Path
 
-from audit import claims, log_files
-from audit.claims import Claims
+from audit import log_files, store_metadata
+from audit.store_metadata import StoreMetadata
 from storage.formats.consumer_offsets import GroupQueue
 from tests.audit.test_outcomes import BROKERS, OURS, unpacked
 
 WHOLE = b'{"offsetTable":{"a@g":{0:3}}}'
 
 
-def said(**files: bytes) -> Claims:
+def said(**files: bytes) -> StoreMetadata:
     """By names without folder and ending; `_bak` at the end is of the file kept beside."""
-    known = {"offsets": claims.CONSUMERS, "offsets_bak": f"{claims.CONSUMERS}.bak", "timers": claims.TIMERS}
-    return claims.read({known[name]: raw for name, raw in files.items()}.get)
+    known = {
+        "offsets": store_metadata.CONSUMERS,
+        "offsets_bak": f"{store_metadata.CONSUMERS}.bak",
+        "timers": store_metadata.TIMERS,
+    }
+    return store_metadata.read({known[name]: raw for name, raw in files.items()}.get)
 
 
 def test_a_file_that_is_not_whole_is_made_good_by_the_one_kept_beside_it():
@@ -28,11 +32,11 @@ def test_a_file_that_is_not_whole_is_made_good_by_the_one_kept_beside_it():
 def test_where_neither_is_whole_it_is_named_and_says_nothing():
     found = said(offsets=WHOLE[:-1], offsets_bak=b"", timers=b"short")
 
-    assert found == Claims(unreadable=(claims.CONSUMERS, claims.TIMERS))
+    assert found == StoreMetadata(unreadable=(store_metadata.CONSUMERS, store_metadata.TIMERS))
 
 
 def test_what_is_not_there_is_not_missed():
-    assert said() == Claims()
+    assert said() == StoreMetadata()
 
 
 def test_a_brokers_store_says_where_its_groups_and_its_delays_stand_and_ours_how_far_it_is_on_disk(tmp_path):
@@ -44,8 +48,8 @@ def test_a_brokers_store_says_where_its_groups_and_its_delays_stand_and_ours_how
     assert (brokers.levels.offsets[1], brokers.timer_offset) == (15, 9)
     assert ours.fields is not None
     assert ours.fields.confirm_offset == 50_728
-    assert ours == Claims(fields=ours.fields)
+    assert ours == StoreMetadata(fields=ours.fields)
 
 
-def of_store(archive: Path, to: Path) -> Claims:
-    return log_files.find_folder(str(unpacked(archive, to))).claims
+def of_store(archive: Path, to: Path) -> StoreMetadata:
+    return log_files.find_folder(str(unpacked(archive, to))).metadata

@@ -19,7 +19,7 @@ LEVELS = "config/delayOffset.json"
 TIMERS = "config/timercheck"
 
 
-class Claims(NamedTuple):
+class StoreMetadata(NamedTuple):
     """None of what there is no file of, or none that can be read: `unreadable` has the names of those."""
 
     fields: checkpoint.Fields | None = None  # of the checkpoint page
@@ -29,7 +29,7 @@ class Claims(NamedTuple):
     unreadable: tuple[str, ...] = ()
 
 
-def read(read_file: Read) -> Claims:
+def read(read_file: Read) -> StoreMetadata:
     """`read_file`: by its name in the store's folder; None where there is none. The checkpoint is not read here."""
     unreadable: list[str] = []
 
@@ -44,4 +44,4 @@ def read(read_file: Read) -> Claims:
     consumers = known(CONSUMERS, consumer_offsets.decode)
     levels = known(LEVELS, delay_progress.decode_levels)
     timer_offset = known(TIMERS, delay_progress.decode_timercheck)
-    return Claims(None, consumers, levels, timer_offset, tuple(unreadable))
+    return StoreMetadata(None, consumers, levels, timer_offset, tuple(unreadable))
