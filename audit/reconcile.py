@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from audit import log_range
-from audit.checks.material import LISTED, Material
+from audit.checks.check_context import LISTED, CheckContext
 from audit.log_range import Log
 from audit.transaction_audit import Scope, TransactionAudit
 from audit.verdicts import VERDICTS, Fact, verdict
@@ -112,16 +112,16 @@ def carry_out(
 ) -> dict[str, Any]:
     """The report: what the two say of every transaction that either knows. `table`: the markers, as they were read."""
     audit = TransactionAudit(spark, log, Scope(), split_bytes=split_bytes)
-    material = Material(spark, log, split_bytes=split_bytes)
+    context = CheckContext(spark, log, split_bytes=split_bytes)
     try:
         transactions, sums = audit.judge()
-        joined = material.keep(_joined(spark, transactions, material, table))
+        joined = context.keep(_joined(spark, transactions, context, table))
         doubled = _doubled(table)
         counted = joined.groupBy("marked", "facts", "decision", "producer_group", "hour_ms").count().collect()
         found = _counts(counted, is_whole=log.begin == 0)
         items = _items(joined, found.wanted, listed)
     finally:
-        material.release()
+        context.release()
         audit.release()
     known = sum(row["count"] for row in counted if row["facts"] is not None)
     marked = sum(row["count"] for row in counted if row["marked"] is not None)
@@ -147,11 +147,11 @@ def carry_out(
     }
 
 
-def _joined(spark: SparkSession, transactions: DataFrame, material: Material, table: pa.Table) -> DataFrame:
+def _joined(spark: SparkSession, transactions: DataFrame, context: CheckContext, table: pa.Table) -> DataFrame:
     """One row for each transaction that the log or the database knows: marked, facts, decision, where and when it began."""
     c = F.col
     ours = transactions.where(c("transaction_id").isNotNull()).select("transaction_id", "facts", "first_offset")
-    lines = material.timelines.select("transaction_id", "producer_group", "begun_ms", "decision")
+    lines = context.timelines.select("transaction_id", "producer_group", "begun_ms", "decision")
     proven = ours.join(lines, "transaction_id", "left")
     marked = spark.createDataFrame(table)
     hour_ms = c("begun_ms") - c("begun_ms") % _HOUR_MS

@@ -20,8 +20,8 @@ from audit.checks import (
     retries,
     what_if,
 )
+from audit.checks.check_context import Check, CheckContext, Found
 from audit.checks.kinds import CHECKS, FAULTY_KINDS, KINDS, kinds_of
-from audit.checks.material import Check, Found, Material
 from audit.checks.policies import POLICIES, Policy
 from audit.log_range import Log
 
@@ -59,12 +59,12 @@ def carry_out(
     split_bytes: int = log_range.SPLIT_BYTES,
 ) -> dict[str, Found]:
     """Run the requested checks; the findings of each, in the order of CHECKS."""
-    material = Material(spark, log, split_bytes=split_bytes)
+    context = CheckContext(spark, log, split_bytes=split_bytes)
     checks: dict[str, Check] = {**_CHECKS, "what_if": partial(what_if.check, policies=asked.policies)}
     try:
-        return {name: check(material).settle() for name, check in checks.items() if name in asked.names}
+        return {name: check(context).settle() for name, check in checks.items() if name in asked.names}
     finally:
-        material.release()
+        context.release()
 
 
 def add_to(

@@ -12,15 +12,15 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from audit import columns
-from audit.checks.material import Found, Material
+from audit.checks.check_context import CheckContext, Found
 
 _EXHAUSTED = "answers_exhausted"
 
 
-def check(material: Material) -> Found:
+def check(context: CheckContext) -> Found:
     c = F.col
-    found = Found(numbers=_numbers(material))
-    lines = material.timelines
+    found = Found(numbers=_numbers(context))
+    lines = context.timelines
     known = lines.where(~c("is_copy") & c("max_answers").isNotNull())  # else what came before may be gone
     evidence: list[Column | str] = ["transaction_id", "producer_group", c("first_half").alias("log_offset")]
     numbers = ["answers", "max_answers"]
@@ -35,9 +35,9 @@ def check(material: Material) -> Found:
     return found
 
 
-def _numbers(material: Material) -> dict[str, Any]:
+def _numbers(context: CheckContext) -> dict[str, Any]:
     c = F.col
-    groups = material.timelines.groupBy("producer_group").agg(
+    groups = context.timelines.groupBy("producer_group").agg(
         F.count(F.lit(1)).alias("transactions"),
         F.count(F.when((c("answers") + c("failed") > 0) | c("by_check"), 1)).alias("asked_about"),
         F.sum("answers").alias("answered_unknown"),
@@ -47,14 +47,14 @@ def _numbers(material: Material) -> dict[str, Any]:
         F.count(F.when(c("decided_at") > c("held_at"), 1)).alias("decided_after_held"),
         F.count(F.when(c("resumed") > 0, 1)).alias("resumed"),
     )
-    checks = material.records.where(c("kind") == columns.CHECK)
+    checks = context.records.where(c("kind") == columns.CHECK)
     failures = checks.where(c("event") == "check_failed").select(F.from_json("note", "why string").alias("of"))
     return {
         "producer_groups": [
             {name: value for name, value in row.asDict().items() if value is not None}
             for row in groups.orderBy("producer_group").limit(1_000).collect()
         ],
-        **_counted(material),
+        **_counted(context),
         "failures": {row["why"]: row["count"] for row in failures.groupBy("of.why").count().orderBy("why").collect()},
     }
 
@@ -62,10 +62,10 @@ def _numbers(material: Material) -> dict[str, Any]:
 _COUNTED = {"answers": "answers", "broker_checks": "check_times", "decided_by": "decided_by", "held": "held_reason"}
 
 
-def _counted(material: Material) -> dict[str, dict[str, int]]:
+def _counted(context: CheckContext) -> dict[str, dict[str, int]]:
     """How many transactions have each value of these."""
     names = list(_COUNTED.values())
-    rows = material.timelines.groupBy(*names).count().collect()
+    rows = context.timelines.groupBy(*names).count().collect()
     found: dict[str, dict[str, int]] = {}
     for title, name in _COUNTED.items():
         counted: Counter[Any] = Counter()

@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from audit import columns, histogram
-from audit.checks.material import Found, Material
+from audit.checks.check_context import CheckContext, Found
 from storage.formats.delay_levels import SCHEDULE_TOPIC
 from storage.formats.names import SCHEDULE_MARK_TOPIC
 
@@ -24,9 +24,9 @@ _MARK = "event string, entries array<array<bigint>>, entry array<bigint>, due_ms
 _MESSAGE = ["message_id", "real_topic", "tries"]
 
 
-def check(material: Material) -> Found:
+def check(context: CheckContext) -> Found:
     found = Found()
-    followed = material.keep(_followed(material))
+    followed = context.keep(_followed(context))
     c = F.col
     ends = followed.groupBy("end").count().orderBy("end").collect()
     found.numbers = {"waited": sum(row["count"] for row in ends), "ends": {row["end"]: row["count"] for row in ends}}
@@ -45,24 +45,24 @@ def check(material: Material) -> Found:
     return found
 
 
-def _followed(material: Material) -> DataFrame:
+def _followed(context: CheckContext) -> DataFrame:
     """One row for each message that waits or waited, with its end: delivered, cancelled, put_back, set_aside, overdue, waiting
     or lost."""
     c = F.col
-    waiting = material.waiting.where(c("message_id").isNotNull()).select(
+    waiting = context.waiting.where(c("message_id").isNotNull()).select(
         "log_offset", "message_id", "real_topic", _tries().alias("tries"), "due_ms", _place().alias("place")
     )
-    one = waiting.join(_marks(material), "place", "left").fillna(0, ["marked"])
+    one = waiting.join(_marks(context), "place", "left").fillna(0, ["marked"])
     one = one.fillna(False, ["cancelled", "put_back", "set_aside"])
     # Several copies of the same message and attempt, as of dead letters sent once more, can only be counted together.
     together = one.groupBy(*_MESSAGE).agg(
         F.sum("marked").alias("marks"), F.count(F.when(~c("put_back"), 1)).alias("copies")
     )  # fmt: skip
-    joined = one.join(together, _MESSAGE).join(_arrivals(material, waiting), _MESSAGE, "left").fillna(0, ["arrived"])
+    joined = one.join(together, _MESSAGE).join(_arrivals(context, waiting), _MESSAGE, "left").fillna(0, ["arrived"])
     is_marked = c("marks") > 0
     has_come = F.when(is_marked, c("marked") > 0).otherwise((c("arrived") > 0) & ~c("put_back"))
     expected = F.when(is_marked, c("marks")).otherwise(F.greatest("copies", F.lit(1)))
-    has_more = c("arrived") > expected if material.log.begin == 0 else F.lit(False)
+    has_more = c("arrived") > expected if context.log.begin == 0 else F.lit(False)
     found = joined.select(
         "log_offset",
         "message_id",
@@ -79,12 +79,12 @@ def _followed(material: Material) -> DataFrame:
         "put_back",
         "set_aside",
     )
-    return found.withColumn("end", _end(_passed_over_before_ms(material, found), material.last_stored_ms))
+    return found.withColumn("end", _end(_passed_over_before_ms(context, found), context.last_stored_ms))
 
 
-def _passed_over_before_ms(material: Material, found: DataFrame) -> int:
+def _passed_over_before_ms(context: CheckContext, found: DataFrame) -> int:
     """Time before which undelivered messages are lost: later ones were delivered long ago."""
-    long_ago = F.col("delivered_ms") < material.last_stored_ms - _CAUGHT_UP_MS
+    long_ago = F.col("delivered_ms") < context.last_stored_ms - _CAUGHT_UP_MS
     row = found.where(long_ago).agg(F.max("due_ms")).first()
     return 0 if row is None or row[0] is None else int(row[0]) - GRACE_MS
 
@@ -112,10 +112,10 @@ def _place() -> Column:
     return F.call_function("shiftleft", number, F.lit(_OFFSET_BITS)) + F.col("queue_offset")
 
 
-def _marks(material: Material) -> DataFrame:
+def _marks(context: CheckContext) -> DataFrame:
     """By place: how often it was marked as delivered, and what else became of it."""
     c = F.col
-    noted = material.records.where((c("topic") == SCHEDULE_MARK_TOPIC) & c("note").isNotNull())
+    noted = context.records.where((c("topic") == SCHEDULE_MARK_TOPIC) & c("note").isNotNull())
     parsed = noted.select("log_offset", "stored_ms", F.from_json("note", _MARK).alias("mark")).select(
         "log_offset", "stored_ms", "mark.*"
     )
@@ -139,16 +139,16 @@ def _marks(material: Material) -> DataFrame:
     )  # fmt: skip
 
 
-def _arrivals(material: Material, waiting: DataFrame) -> DataFrame:
+def _arrivals(context: CheckContext, waiting: DataFrame) -> DataFrame:
     """By message, topic and attempt: how often it came there, and when first."""
     c = F.col
     is_there = ~c("kind").isin(columns.DELAYED, columns.DELAYED_AGAIN, columns.HALF) & c("due_ms").isNull()
-    if material.has_brokers_records:
+    if context.has_brokers_records:
         # A broker leaves no sign on what has waited: it is known by its id.
-        rows = material.read(("kind", "message_id", "topic", "due_ms", "attempts", "reconsume_times", "stored_ms"))
+        rows = context.read(("kind", "message_id", "topic", "due_ms", "attempts", "reconsume_times", "stored_ms"))
         rows = rows.join(waiting.select("message_id").distinct(), "message_id", "left_semi")
     else:
-        rows = material.records.where(c("schedule_id").isNotNull())
+        rows = context.records.where(c("schedule_id").isNotNull())
     came = rows.where(is_there & (c("kind") != columns.DEAD_LETTER))
     return came.groupBy("message_id", c("topic").alias("real_topic"), _tries().alias("tries")).agg(
         F.count(F.lit(1)).alias("arrived"), F.min("stored_ms").alias("arrived_ms")

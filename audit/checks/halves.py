@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from audit import columns
-from audit.checks.material import Found, Material
+from audit.checks.check_context import CheckContext, Found
 from audit.checks.queue_sums import transaction_bits
 from storage.formats import names, properties
 from storage.message import TransactionBits
@@ -21,13 +21,13 @@ _QUEUE_ID = 0
 _MARK = "true"
 
 
-def check(material: Material) -> Found:
+def check(context: CheckContext) -> Found:
     c = F.col
-    found = Found(numbers={"halves": material.records.where(c("kind") == columns.HALF).count()})
-    suspects = material.records.where((c("kind") == columns.HALF) | (transaction_bits() == int(TransactionBits.PREPARED)))
+    found = Found(numbers={"halves": context.records.where(c("kind") == columns.HALF).count()})
+    suspects = context.records.where((c("kind") == columns.HALF) | (transaction_bits() == int(TransactionBits.PREPARED)))
     wrong = suspects.withColumn("wrong", _wrong()).where(c("wrong") != "")
     found.add("half_malformed", wrong.select("log_offset", "topic", "queue_id", "queue_offset", "message_id", "wrong"))
-    _look_for_forgotten(material, found)
+    _look_for_forgotten(context, found)
     return found
 
 
@@ -52,25 +52,25 @@ def _wrong() -> Column:
     return F.concat_ws(", ", *[F.when(holds, name) for name, holds in faults.items()])
 
 
-def _look_for_forgotten(material: Material, found: Found) -> None:
-    asked_before = material.asked_before
+def _look_for_forgotten(context: CheckContext, found: Found) -> None:
+    asked_before = context.asked_before
     found.counts["half_forgotten"] = 0
     if asked_before is None:
         return
     c = F.col
-    judged = material.keep(_ended(material, asked_before))
+    judged = context.keep(_ended(context, asked_before))
     ends = judged.groupBy("end").count().orderBy("end").collect()
     found.numbers |= {"asked_before": asked_before, "ends": {row["end"]: row["count"] for row in ends}}
     evidence: list[Column | str] = ["log_offset", "transaction_id", "queue_offset", F.lit(asked_before).alias("asked_before")]
     found.add("half_forgotten", judged.where(c("end") == "forgotten").select(*evidence))
 
 
-def _ended(material: Material, asked_before: int) -> DataFrame:
+def _ended(context: CheckContext, asked_before: int) -> DataFrame:
     """The transactions with a half that the broker has done with: decided, set_aside, asked_again, forgotten; or unknown, where
     the op of a copy may lie before the log's beginning.
     """
     c = F.col
-    known = material.records.where(c("transaction_id").isNotNull())
+    known = context.records.where(c("transaction_id").isNotNull())
     is_half = c("kind") == columns.HALF
     halves = known.where(is_half & (c("queue_id") == _QUEUE_ID))
     by_transaction = halves.groupBy("transaction_id").agg(
@@ -79,7 +79,7 @@ def _ended(material: Material, asked_before: int) -> DataFrame:
         F.max("log_offset").alias("log_offset"),
         F.min_by(c("check_times").isNotNull(), "queue_offset").alias("begins_with_copy"),
     )
-    ops = material.records.where(c("kind") == columns.OP)
+    ops = context.records.where(c("kind") == columns.OP)
     numbers = ops.select(F.explode("half_offsets").alias("queue_offset"))
     named = halves.join(numbers, "queue_offset", "left_semi").select("transaction_id", F.lit(True).alias("is_decision"))
     is_decision = (c("kind") == columns.OP) | (c("is_commit") & ~is_half)
@@ -89,7 +89,7 @@ def _ended(material: Material, asked_before: int) -> DataFrame:
         F.when(c("is_decided"), "decided")
         .when(c("is_decided").isNotNull(), "set_aside")
         .when(c("queue_offset") >= asked_before, "asked_again")
-        .when(c("begins_with_copy") & F.lit(material.log.begin > 0), "unknown")
+        .when(c("begins_with_copy") & F.lit(context.log.begin > 0), "unknown")
         .otherwise("forgotten")
     )
     return by_transaction.where(c("first") < asked_before).join(said, "transaction_id", "left").withColumn("end", end)

@@ -10,16 +10,16 @@ from typing import Any
 from pyspark.sql import functions as F
 
 from audit import columns
-from audit.checks.material import Found, Material
+from audit.checks.check_context import CheckContext, Found
 from storage.formats import names
 
 
-def check(material: Material) -> Found:
+def check(context: CheckContext) -> Found:
     c = F.col
     found = Found()
     is_record = ~c("kind").isin(*columns.STRETCHES)
     by_segment = (
-        material.rows.groupBy("segment")
+        context.rows.groupBy("segment")
         .agg(
             F.count(F.when(is_record, 1)).alias("records"),
             F.sum(F.when(is_record, c("record_bytes")).otherwise(0)).alias("record_bytes"),
@@ -44,10 +44,10 @@ def check(material: Material) -> Found:
         "lost_bytes": sum(one["lost_bytes"] for one in segments),
         "unverified_records": sum(one["unverified_records"] for one in segments),
     }
-    unchecked = sum(one.is_compacted for one in material.log.folder.segments)
+    unchecked = sum(one.is_compacted for one in context.log.folder.segments)
     if unchecked:  # of these there are rows alone: their checksums were checked when the rows were made
         found.numbers["segments_without_checksums"] = unchecked
-    unverified = material.records.where(~c("is_verified"))
+    unverified = context.records.where(~c("is_verified"))
     found.add("unverified", unverified.select("log_offset", "record_bytes", "kind", "topic"))
     _compare_times(segments, found)
     return found

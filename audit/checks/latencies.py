@@ -15,17 +15,17 @@ from typing import Any
 from pyspark.sql import functions as F
 
 from audit import columns, histogram
-from audit.checks.material import Found, Material
+from audit.checks.check_context import CheckContext, Found
 
 
-def check(material: Material) -> Found:
+def check(context: CheckContext) -> Found:
     c = F.col
-    sent = material.records.where(c("kind") == columns.MESSAGE).withColumn("ms", c("stored_ms") - c("born_ms"))
-    decided = material.timelines.where(c("decided_ms").isNotNull()).withColumn("ms", c("decided_ms") - c("begun_ms"))
-    steps = material.lease_steps
+    sent = context.records.where(c("kind") == columns.MESSAGE).withColumn("ms", c("stored_ms") - c("born_ms"))
+    decided = context.timelines.where(c("decided_ms").isNotNull()).withColumn("ms", c("decided_ms") - c("begun_ms"))
+    steps = context.lease_steps
     first = steps.where((c("event") == "leased") & c("previous").isNull() & (c("attempt") == 1))
     place = ["topic", "queue_id", "queue_offset"]
-    stored = material.records.select(*place, c("stored_ms").alias("message_ms"))
+    stored = context.records.select(*place, c("stored_ms").alias("message_ms"))
     handed = first.join(stored, place).withColumn("ms", c("stored_ms") - c("message_ms"))
     acked = steps.where((c("event") == "acked") & c("leased_ms").isNotNull())
     settled = acked.withColumn("ms", c("stored_ms") - c("leased_ms"))

@@ -17,8 +17,8 @@ from pyspark.sql import functions as F
 
 from audit import columns, store_metadata
 from audit.checks import leases
+from audit.checks.check_context import LISTED, CheckContext, Found
 from audit.checks.leases import QUEUE
-from audit.checks.material import LISTED, Found, Material
 from storage.formats.delay_levels import SCHEDULE_TOPIC
 from storage.formats.names import OFFSET_TOPIC, TIMER_TOPIC
 
@@ -46,15 +46,15 @@ class Bounds(NamedTuple):
     last_at: int | None = None  # log offset of the last record
 
 
-def check(material: Material) -> Found:
-    said = material.log.folder.metadata
+def check(context: CheckContext) -> Found:
+    said = context.log.folder.metadata
     found = Found(counts={"positions_unreadable": len(said.unreadable)})
     found.items = [{"verdict": "positions_unreadable", "file": file} for file in said.unreadable]
-    _judge_checkpoint(material, found)
-    queues = {(one.topic, one.queue_id): Bounds(one.first, one.last + 1, one.last_at) for one in material.queues}
-    begins_late = material.log.begin > 0
-    _judge_groups([*_of_broker(material), *_of_ours(material)], queues, begins_late, found)
-    _judge_delays(material, queues, begins_late, found)
+    _judge_checkpoint(context, found)
+    queues = {(one.topic, one.queue_id): Bounds(one.first, one.last + 1, one.last_at) for one in context.queues}
+    begins_late = context.log.begin > 0
+    _judge_groups([*_of_broker(context), *_of_ours(context)], queues, begins_late, found)
+    _judge_delays(context, queues, begins_late, found)
     return found
 
 
@@ -69,28 +69,28 @@ def bounds_of(queues: dict[tuple[str, int], Bounds], topic: str, queue_id: int, 
 # ------------------------------------------------------------------------------------------------------ the checkpoint
 
 
-def _judge_checkpoint(material: Material, found: Found) -> None:
-    fields = material.log.folder.metadata.fields
+def _judge_checkpoint(context: CheckContext, found: Found) -> None:
+    fields = context.log.folder.metadata.fields
     found.counts["checkpoint_ahead"] = 0
     if fields is None:
         return
-    newest_ms, limit = material.last_stored_ms, material.log.limit
+    newest_ms, limit = context.last_stored_ms, context.log.limit
     found.numbers["checkpoint"] = {"newest_stored_ms": newest_ms, **fields._asdict()}
     times = {"physic_ms": fields.physic_ms, "logics_ms": fields.logics_ms, "index_ms": fields.index_ms}
     places = {"master_flushed": fields.master_flushed, "confirm_offset": fields.confirm_offset}
     # What is damaged at the log's end may have been newer; that it is damaged is a finding of its own.
-    ahead = {name: stated for name, stated in times.items() if stated > newest_ms and _ends_in_record(material)}
+    ahead = {name: stated for name, stated in times.items() if stated > newest_ms and _ends_in_record(context)}
     ahead |= {name: stated for name, stated in places.items() if stated > limit}
     evidence = {"file": _CHECKPOINT, "newest_stored_ms": newest_ms, "end_log_offset": limit}
     _add(found, "checkpoint_ahead", ({"field": name, "stated": stated, **evidence} for name, stated in ahead.items()))
 
 
-def _ends_in_record(material: Material) -> bool:
+def _ends_in_record(context: CheckContext) -> bool:
     c = F.col
     is_lost = c("kind").isin(columns.DAMAGED, columns.MISSING)
     is_record = ~c("kind").isin(*columns.STRETCHES)
     ends = [F.max(F.when(which, c("log_offset"))) for which in (is_lost, is_record)]
-    row = material.rows.agg(ends[0].alias("lost"), ends[1].alias("record")).first()
+    row = context.rows.agg(ends[0].alias("lost"), ends[1].alias("record")).first()
     assert row is not None
     return row["lost"] is None or (row["record"] is not None and row["lost"] < row["record"])
 
@@ -127,25 +127,25 @@ def _present(one: Position) -> dict[str, Any]:
     return {**said, **named}
 
 
-def _of_broker(material: Material) -> Iterable[Position]:
-    for queue, offset in sorted((material.log.folder.metadata.consumers or {}).items()):
+def _of_broker(context: CheckContext) -> Iterable[Position]:
+    for queue, offset in sorted((context.log.folder.metadata.consumers or {}).items()):
         yield Position(*queue, offset, file=store_metadata.CONSUMERS)
 
 
-def _of_ours(material: Material) -> Iterable[Position]:
+def _of_ours(context: CheckContext) -> Iterable[Position]:
     """The last commit of each group, and the furthest offset in its lease events: its position now is no further.
 
     What a group had in a topic that was deleted since is no position any more, be the topic created again or not.
     """
     c = F.col
     note = F.from_json("note", _COMMIT).alias("of")
-    commits = material.records.where((c("topic") == OFFSET_TOPIC) & c("note").isNotNull()).select("log_offset", note)
+    commits = context.records.where((c("topic") == OFFSET_TOPIC) & c("note").isNotNull()).select("log_offset", note)
     committed = commits.select("of.group", "of.topic", c("of.queue").alias("queue_id"), c("of.offset").alias("position"),
                                c("log_offset").alias("at"))  # fmt: skip
     deleted = committed.where(c("queue_id") < 0).groupBy("topic").agg(F.max("at").alias("deleted_at"))
     committed = _since_deletion(committed.where(c("queue_id") >= 0), deleted)
     last = committed.groupBy(*QUEUE).agg(F.max_by("position", "at").alias("position"), F.max("at").alias("at"))
-    told = _since_deletion(leases.ends(material.lease_events), deleted)
+    told = _since_deletion(leases.ends(context.lease_events), deleted)
     furthest = told.groupBy(*QUEUE).agg(F.max("position").alias("position"), F.max_by("at", "position").alias("at"))
     by_leases = furthest.select(*QUEUE, "position", c("at").alias("said_at"), F.lit(False).alias("is_all"))
     by_commit = last.join(furthest.select(*QUEUE, F.lit(True).alias("has_leases")), QUEUE, "left")
@@ -163,9 +163,9 @@ def _since_deletion(rows: DataFrame, deleted: DataFrame) -> DataFrame:
 # ----------------------------------------------------------------------------------------------------- the delay queues
 
 
-def _judge_delays(material: Material, queues: dict[tuple[str, int], Bounds], begins_late: bool, found: Found) -> None:
+def _judge_delays(context: CheckContext, queues: dict[tuple[str, int], Bounds], begins_late: bool, found: Found) -> None:
     """Check delay positions. Ours may fall behind: open messages are stored again."""
-    said = material.log.folder.metadata
+    said = context.log.folder.metadata
     may_fall_behind = said.levels is not None and said.levels.is_ours
     levels = said.levels.offsets if said.levels is not None else {}
     stated = [(store_metadata.LEVELS, SCHEDULE_TOPIC, level - 1, offset) for level, offset in sorted(levels.items())]

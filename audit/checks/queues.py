@@ -10,21 +10,21 @@ from pyspark.sql import functions as F
 
 from audit import consume_queue_source
 from audit.checks import queue_sums
-from audit.checks.material import Found, Material
+from audit.checks.check_context import CheckContext, Found
 from audit.checks.queue_sums import PRIME, QUEUE, QueueSums
 
 _ENTRY = ["log_offset", "record_bytes"]
 
 
-def check(material: Material) -> Found:
+def check(context: CheckContext) -> Found:
     found = Found()
-    queues = material.queues
+    queues = context.queues
     found.numbers = {"queues": len(queues), "records": sum(one.records for one in queues)}
-    begins = 0 if material.log.begin == 0 else None
+    begins = 0 if context.log.begin == 0 else None
     suspicious = [(one.topic, one.queue_id) for one in queues if not is_gapless(one, begins)]
-    counted = queue_sums.numbered(material.records)
-    _look_closer(material, counted, suspicious, found)
-    _compare_with_consume_queues(material, counted, found)
+    counted = queue_sums.numbered(context.records)
+    _look_closer(context, counted, suspicious, found)
+    _compare_with_consume_queues(context, counted, found)
     return found
 
 
@@ -42,17 +42,17 @@ def _squares(last: int) -> int:
     return last * (last + 1) * (2 * last + 1) // 6
 
 
-def _look_closer(material: Material, counted: DataFrame, queues: list[tuple[str, int]], found: Found) -> None:
+def _look_closer(context: CheckContext, counted: DataFrame, queues: list[tuple[str, int]], found: Found) -> None:
     if not queues:
         found.counts |= {"queue_gap": 0, "queue_repeat": 0}
         return
     c = F.col
-    of_these = material.spark.createDataFrame(queues, "topic string, queue_id int")
+    of_these = context.spark.createDataFrame(queues, "topic string, queue_id int")
     rows = counted.join(F.broadcast(of_these), QUEUE).select(*QUEUE, "queue_offset", *_ENTRY)
     in_queue = Window.partitionBy(*QUEUE).orderBy("queue_offset", "log_offset")
     before, at = F.lag("queue_offset").over(in_queue), F.lag("log_offset").over(in_queue)
     # What came before the log's beginning is gone; a log that begins at 0 has had everything.
-    first = F.lit(-1) if material.log.begin == 0 else c("queue_offset") - 1
+    first = F.lit(-1) if context.log.begin == 0 else c("queue_offset") - 1
     rows = rows.withColumn("before", F.coalesce(before, first)).withColumn("behind_log_offset", at)
     gaps = rows.where(c("queue_offset") > c("before") + 1).select(
         *QUEUE,
@@ -71,17 +71,17 @@ def _look_closer(material: Material, counted: DataFrame, queues: list[tuple[str,
 # --------------------------------------------------------------------------------------------------- the consume queues
 
 
-def _compare_with_consume_queues(material: Material, counted: DataFrame, found: Found) -> None:
-    uri = material.log.uri
+def _compare_with_consume_queues(context: CheckContext, counted: DataFrame, found: Found) -> None:
+    uri = context.log.uri
     if not consume_queue_source.queue_files(uri):
         found.numbers["consume_queues"] = "none"
         found.counts |= {"queue_entry_missing": 0, "queue_entry_wrong": 0}
         return
     c = F.col
-    fields = material.log.folder.metadata.fields
+    fields = context.log.folder.metadata.fields
     written_ms = 0 if fields is None else fields.logics_ms  # records stored before have their entries on disk
-    known = material.spark.read.format(consume_queue_source.NAME).option("path", uri).load()
-    known = known.where((c("log_offset") >= material.log.begin) & (c("log_offset") < material.log.end)).drop("tag_hash")
+    known = context.spark.read.format(consume_queue_source.NAME).option("path", uri).load()
+    known = known.where((c("log_offset") >= context.log.begin) & (c("log_offset") < context.log.end)).drop("tag_hash")
     known = known.withColumn("record_bytes", c("record_bytes").cast("bigint"))
     logged = counted.select(*QUEUE, "queue_offset", *_ENTRY, "stored_ms")
     differing = _differing(logged, known)
@@ -92,7 +92,7 @@ def _compare_with_consume_queues(material: Material, counted: DataFrame, found: 
         found.counts |= {"queue_entry_missing": 0, "queue_entry_wrong": 0}
         return
     queue_schema = "topic string, queue_id int"
-    these = material.spark.createDataFrame([(row["topic"], row["queue_id"]) for row in queues], queue_schema)
+    these = context.spark.createDataFrame([(row["topic"], row["queue_id"]) for row in queues], queue_schema)
     place = [*QUEUE, "queue_offset"]
     ours = logged.join(F.broadcast(these), QUEUE)
     theirs = known.join(F.broadcast(these), QUEUE).select(

@@ -12,14 +12,14 @@ from typing import Any
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from audit.checks.material import Found, Material
+from audit.checks.check_context import CheckContext, Found
 from audit.checks.policies import POLICIES, Policy
 
 
-def check(material: Material, policies: tuple[Policy, ...] = POLICIES) -> Found:
+def check(context: CheckContext, policies: tuple[Policy, ...] = POLICIES) -> Found:
     c = F.col
-    lines = material.timelines.select(
-        F.coalesce(c("decided_ms"), F.lit(material.last_stored_ms)).alias("until_ms"),
+    lines = context.timelines.select(
+        F.coalesce(c("decided_ms"), F.lit(context.last_stored_ms)).alias("until_ms"),
         c("begun_ms"),
         c("decided_ms").isNotNull().alias("is_decided"),
         F.coalesce("by_check", F.lit(False)).alias("by_check"),

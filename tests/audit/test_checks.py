@@ -8,8 +8,8 @@ import pytest
 from audit import log_range
 from audit.checks import carry_out as checks
 from audit.checks.carry_out import EVERYTHING, Asked, add_to
+from audit.checks.check_context import Found
 from audit.checks.kinds import CHECKS, KINDS
-from audit.checks.material import Found
 from audit.checks.policies import Policy
 from audit.checks.queue_sums import QueueSums
 from audit.checks.queues import is_gapless

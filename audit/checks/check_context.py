@@ -63,7 +63,7 @@ class Found:
         return self
 
 
-class Material:
+class CheckContext:
     """Of one log. `release` when all checks are done."""
 
     def __init__(self, spark: SparkSession, log: Log, *, split_bytes: int = log_range.SPLIT_BYTES) -> None:
@@ -181,4 +181,4 @@ class Material:
         return leases.resets(self.lease_events)
 
 
-Check = Callable[[Material], Found]
+Check = Callable[[CheckContext], Found]
