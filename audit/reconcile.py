@@ -107,7 +107,7 @@ def judge(marked: str | None, proven: str | None, *, decision: str | None = None
     return None  # no mark of it, and nothing was published
 
 
-def carry_out(
+def run(
     spark: SparkSession, log: Log, table: pa.Table, *, split_bytes: int = log_range.SPLIT_BYTES, listed: int = LISTED
 ) -> dict[str, Any]:
     """The report: what the two say of every transaction that either knows. `table`: the markers, as they were read."""

@@ -1,4 +1,4 @@
-"""The audit of transaction outcomes: from a log to a report. `carry_out` needs a Spark session, everything else is its result.
+"""The audit of transaction outcomes: from a log to a report. `run` needs a Spark session, everything else is its result.
 
 A clean log is read once. It is read again for what only few have: transactions whose records must be counted one by one, the
 records that prove a finding, and stretches of damage.
@@ -13,9 +13,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from audit import columns, details, digest, log_range, lookup, outcomes
-from audit.checks import carry_out as checks
-from audit.checks.carry_out import Asked, add_to
+from audit.checks import run as checks
 from audit.checks.kinds import FAULTY_KINDS
+from audit.checks.run import Asked, add_to
 from audit.columns import Role
 from audit.commit_log_source import NAME, encode_log
 from audit.decode.hashes import hash_of
@@ -34,7 +34,7 @@ LISTED = 1_000
 LISTED_RECORDS = 50
 _BEGINNINGS = 3  # of one audit, where retention takes away what it reads
 _MOST_SETS = 100_000  # of a group and facts: more do not come to the driver
-_DIGESTS_AT_HOME = 4  # blocks: fewer are done before a job has begun
+_DRIVER_DIGESTS = 4  # blocks: fewer are done before a job has begun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Outcome:
     is_balanced: bool
 
 
-def carry_out(
+def run(
     spark: SparkSession,
     where: str | Sequence[str],
     scope: Scope,
@@ -77,7 +77,7 @@ def carry_out(
         try:
             outcome = TransactionAudit(spark, found, scope, split_bytes=split_bytes, rows=rows).run(counted=counted)
             if asked is not None and asked.names:
-                add_to(outcome.report, checks.carry_out(spark, found, asked, split_bytes=split_bytes), counted=counted)
+                add_to(outcome.report, checks.run(spark, found, asked, split_bytes=split_bytes), counted=counted)
             return outcome
         except Exception:
             now = log_range.find_log(where)
@@ -287,7 +287,7 @@ class TransactionAudit:
         }
 
     def _digests(self, found: Sequence[Block]) -> Sequence[bytes]:
-        if len(found) <= _DIGESTS_AT_HOME:
+        if len(found) <= _DRIVER_DIGESTS:
             return digest.digest_blocks(found)
         context = self._spark.sparkContext
         spread = context.parallelize(list(found), min(len(found), context.defaultParallelism))

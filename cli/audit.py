@@ -192,7 +192,7 @@ def run(
             named,
             policies,
         )
-        outcome = _carry_out(asked, is_finding)
+        outcome = _run(asked, is_finding)
         status = status_of(outcome.report)
         report = {**outcome.report, "run": run_part(report_id, log, master, begun_at, status)}
         if html is not None:
@@ -251,16 +251,16 @@ class _Asked(NamedTuple):
     policies: tuple[Policy, ...]
 
 
-def _carry_out(asked: _Asked, is_finding: Callable[[str], bool]) -> Any:
+def _run(asked: _Asked, is_finding: Callable[[str], bool]) -> Any:
     from audit import log_range
 
     found = log_range.find_log(asked.log)  # before Spark: where there is no log, that is said at once
 
     from audit import progress
-    from audit.checks.carry_out import Asked
+    from audit.checks.run import Asked
     from audit.details import Wanted
     from audit.session import session
-    from audit.transaction_audit import Scope, carry_out
+    from audit.transaction_audit import Scope, run
 
     scope = Scope(begun_from=asked.begun_from, begun_to=asked.begun_to, producer_group=asked.producer_group)
     length = found.end - found.begin
@@ -278,7 +278,7 @@ def _carry_out(asked: _Asked, is_finding: Callable[[str], bool]) -> Any:
                 if asked.rows.uri is None:  # spark-submit may have said where Spark runs
                     _check_that_rows_are_seen(spark.sparkContext.master)
                 wanted = Wanted(uri=asked.rows.uri or scratch, run_id=asked.rows.run_id, files=asked.rows.files)
-            return carry_out(
+            return run(
                 spark,
                 asked.log,
                 scope,

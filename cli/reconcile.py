@@ -49,7 +49,7 @@ def reconcile(
     check_file(json_file, "--json")
     try:
         from audit import log_range
-        from audit.reconcile import Markers, carry_out, read_markers
+        from audit.reconcile import Markers, read_markers, run
         from audit.session import session
 
         found = log_range.find_log(log)
@@ -59,7 +59,7 @@ def reconcile(
         with tempfile.TemporaryDirectory() as folder:
             length, settings = found.end - found.begin, {"spark.driver.memory": driver_memory}
             with session(master, log=Path(folder) / "spark.log", to_read_bytes=length, settings=settings) as spark:
-                report = carry_out(spark, found, markers, split_bytes=split_mb << 20)
+                report = run(spark, found, markers, split_bytes=split_mb << 20)
         status = status_of(report)
         if json_file is not None:
             write_report(json_file, {**report, "run": run_part(report_id_of(begun_at), log, master, begun_at, status)})

@@ -37,7 +37,7 @@ def verify(
     from storage.errors import MessagingError
 
     try:
-        report = store_verify.carry_out(root, shows=not quiet)
+        report = store_verify.run(root, shows=not quiet)
         if json_file is not None:
             json_file.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", "utf-8")
         if not quiet:
@@ -103,7 +103,7 @@ def repair(
     from storage.local.repair_report import RepairRefused
 
     try:
-        report = store_repair.carry_out(root, *(wanted[0] if wanted else (None, None)), shows=not quiet)
+        report = store_repair.run(root, *(wanted[0] if wanted else (None, None)), shows=not quiet)
         if json_file is not None:
             json_file.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", "utf-8")
         if not quiet:

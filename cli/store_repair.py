@@ -14,7 +14,7 @@ from storage.local.repair import Repair
 _ALONE = ("accept_beginning", "rebuild_derived")
 
 
-def carry_out(root: Path, name: str | None, value: object, *, shows: bool) -> dict[str, Any]:
+def run(root: Path, name: str | None, value: object, *, shows: bool) -> dict[str, Any]:
     """The report. `name`: of the repair; None lists what there is to repair. Raises DirectoryInUse, RepairRefused, OSError."""
     now = datetime.now(UTC)
     owner = Repair(

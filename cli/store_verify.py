@@ -23,7 +23,7 @@ class _Note(Protocol):
     def __call__(self, done_bytes: int, total_bytes: int) -> None: ...
 
 
-def carry_out(root: Path, *, shows: bool) -> dict[str, Any]:
+def run(root: Path, *, shows: bool) -> dict[str, Any]:
     """The report of a verification. Raises OSError."""
     begun_at, begun = datetime.now(UTC), monotonic()
     vfs = ReadOnlyVfs()

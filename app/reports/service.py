@@ -160,7 +160,7 @@ class AuditReports:
     async def _work(self) -> None:
         while (report := next((one for one in self if one.state == QUEUED), None)) is not None:
             try:
-                await self._carry_out(report)
+                await self._run(report)
             except Exception as error:
                 log.exception("report_failed", report_id=report.report_id)
                 with suppress(StorageFull):  # then the next start makes it again
@@ -168,7 +168,7 @@ class AuditReports:
             with suppress(StorageFull):
                 await self._drop_old()
 
-    async def _carry_out(self, report: AuditReport) -> None:
+    async def _run(self, report: AuditReport) -> None:
         folder = self._folder(report)
         await asyncio.to_thread(_make_empty, folder)
         report = await self._change(

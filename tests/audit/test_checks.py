@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from audit import log_range
-from audit.checks import carry_out as checks
-from audit.checks.carry_out import EVERYTHING, Asked, add_to
+from audit.checks import run as checks
 from audit.checks.check_context import Found
 from audit.checks.kinds import CHECKS, KINDS
 from audit.checks.policies import Policy
 from audit.checks.queue_sums import QueueSums
 from audit.checks.queues import is_gapless
-from audit.transaction_audit import Scope, carry_out
+from audit.checks.run import EVERYTHING, Asked, add_to
+from audit.transaction_audit import Scope, run
 from storage.formats import index_file
 from storage.formats.index_file import Header
 from tests.audit.test_outcomes import BROKERS, OURS, unpacked
@@ -30,7 +30,7 @@ NOT_PLANTED = {  # what stands in other files than a log of ours, and what only 
 
 
 def checked(spark, store: Path, asked: Asked = EVERYTHING, *, split_bytes: int = 50_000) -> dict[str, Found]:
-    return checks.carry_out(spark, log_range.find_log(str(store)), asked, split_bytes=split_bytes)
+    return checks.run(spark, log_range.find_log(str(store)), asked, split_bytes=split_bytes)
 
 
 def counts_of(found: dict[str, Found]) -> dict[str, int]:
@@ -174,7 +174,7 @@ def test_findings_of_the_checks_stand_beside_those_about_transactions(spark, tmp
     store, truth = plant(tmp_path / "store", times=1)
     asked = Asked(("duplicates", "what_if"), policies=(Policy(20_000, 30_000, 3),))
 
-    report = carry_out(spark, str(store), Scope(), found=log_range.find_log(str(store)), asked=asked).report
+    report = run(spark, str(store), Scope(), found=log_range.find_log(str(store)), asked=asked).report
 
     kinds = [name for name, kind in KINDS.items() if kind.check == "duplicates"]
     assert list(report["checks"]) == ["duplicates", "what_if"]

@@ -10,9 +10,9 @@ from crc32c import crc32c
 
 from audit import archive as archiving
 from audit import columns, compact, compacted, digest, log_range, log_rows, lookup
-from audit.checks.carry_out import Asked
+from audit.checks.run import Asked
 from audit.log_files import LogReader, NoBytes
-from audit.transaction_audit import Scope, carry_out
+from audit.transaction_audit import Scope, run
 from tests.support.builders import message
 from tests.support.logs import broker_record
 from tests.support.planted import plant
@@ -219,11 +219,11 @@ def test_the_job_makes_what_an_audit_reports_the_same_of_and_says_what_it_did_no
     log, _ = plant(tmp_path / "store", times=1, segment_bytes=1 << 15)
     archive = sealed(log.root)
     asked = Asked(("integrity", "queues"))
-    bytes_report = carry_out(spark, str(tmp_path / "archive"), Scope(), found=archive, asked=asked).report
+    bytes_report = run(spark, str(tmp_path / "archive"), Scope(), found=archive, asked=asked).report
 
     manifests = compact.compact(spark, archive, str(tmp_path / "rows"))
     found = log_range.find_log(str(tmp_path / "rows"))
-    rows_report = carry_out(spark, str(tmp_path / "rows"), Scope(), found=found, asked=asked).report
+    rows_report = run(spark, str(tmp_path / "rows"), Scope(), found=found, asked=asked).report
 
     assert len(manifests) == len(archive.folder.segments) > 1
     told = rows_report["log"].pop("compacted")

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from audit import details, log_range
-from audit.transaction_audit import Scope, carry_out
+from audit.transaction_audit import Scope, run
 from tests.support.planted import plant
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -17,7 +17,7 @@ def test_each_transaction_has_one_row_with_its_verdict_and_they_sum_up_over_time
     log, truth = plant(tmp_path / "store", times=1)
     wanted = details.Wanted(uri=str(tmp_path / "rows"), run_id="rpt_1", files=1)
 
-    outcome = carry_out(spark, str(log.root), Scope(), found=log_range.find_log(str(log.root)), rows=wanted)
+    outcome = run(spark, str(log.root), Scope(), found=log_range.find_log(str(log.root)), rows=wanted)
 
     rows = pq.read_table(tmp_path / "rows").to_pylist()
     assert {row["transaction_id"]: row["verdict"] for row in rows} == truth

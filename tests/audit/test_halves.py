@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from audit.checks.carry_out import Asked
+from audit.checks.run import Asked
 from storage.formats import names, properties
 from storage.message import Message, QueueId, StoredMessage, TransactionBits
 from tests.audit.test_checks import checked, counts_of

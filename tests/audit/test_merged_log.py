@@ -11,7 +11,7 @@ from audit import archive as archiving
 from audit import columns, log_range, log_rows
 from audit.log_files import Dropped
 from audit.merged_log import DifferentLogs
-from audit.transaction_audit import Scope, carry_out
+from audit.transaction_audit import Scope, run
 from cli.audit_common import Exit, run_part
 from tests.support.builders import message
 from tests.support.planted import plant
@@ -157,12 +157,12 @@ def test_a_report_says_what_it_was_made_of_as_one_text():
 
 def test_verdicts_over_archive_and_store_are_those_over_the_log_before_retention(spark, tmp_path):
     log, _ = plant(tmp_path / "store", times=1, segment_bytes=1 << 14)
-    before = carry_out(spark, str(log.root), Scope(), found=log_range.find_log(str(log.root)))
+    before = run(spark, str(log.root), Scope(), found=log_range.find_log(str(log.root)))
     where = [str(archived(log.root)), str(log.root)]
     segments = len(list(log.folder.iterdir()))
     drop(log.folder, *range(segments // 2))
 
-    after = carry_out(spark, where, Scope(), found=log_range.find_log(where))
+    after = run(spark, where, Scope(), found=log_range.find_log(where))
 
     assert segments > 3
     assert after.report == before.report

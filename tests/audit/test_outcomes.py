@@ -11,7 +11,7 @@ import pytest
 from audit import columns, log_range
 from audit.columns import Role
 from audit.outcomes import READ_COLUMNS, Bounds, by_transaction
-from audit.transaction_audit import Outcome, Scope, TransactionAudit, carry_out
+from audit.transaction_audit import Outcome, Scope, TransactionAudit, run
 from audit.verdicts import FAIL_ON, VERDICTS, Fact, verdict
 from storage.formats import names
 from storage.formats.names import HALF_TOPIC
@@ -202,7 +202,7 @@ def test_an_audit_begins_once_more_when_retention_took_what_it_was_reading(spark
     found = log_range.find_log(str(log.root))
     min(log.folder.iterdir()).unlink()
 
-    outcome = carry_out(spark, str(log.root), Scope(), found=found)
+    outcome = run(spark, str(log.root), Scope(), found=found)
 
     assert outcome.is_balanced
     assert outcome.report["log"]["begin"] == 1 << 16 > found.begin

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from audit.checks.carry_out import Asked
+from audit.checks.run import Asked
 from delivery import lease_events as events
 from storage.formats import checkpoint, delay_progress
 from storage.local import group_offsets

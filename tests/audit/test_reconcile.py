@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from audit import log_range
-from audit.reconcile import LOST_EVENT, PHANTOM, RECONCILED, UNSETTLED, MarkerError, Markers, carry_out, judge, read_markers
+from audit.reconcile import LOST_EVENT, PHANTOM, RECONCILED, UNSETTLED, MarkerError, Markers, judge, read_markers, run
 from audit.verdicts import VERDICTS
 from examples.flights.data import is_installed
 from tests.support.written_log import Transactions, WrittenLog
@@ -66,7 +66,7 @@ def _meet(shop: Transactions, name: str, fate: str) -> None:
 def test_lost_events_and_phantoms_are_found_as_often_as_there_are(spark, tmp_path):
     store, markers = write_both(tmp_path)
 
-    report = carry_out(spark, log_range.find_log(str(store)), read_markers(markers), split_bytes=4_000)
+    report = run(spark, log_range.find_log(str(store)), read_markers(markers), split_bytes=4_000)
 
     expected = dict.fromkeys(RECONCILED, 0)
     for count, kind in CASES.values():

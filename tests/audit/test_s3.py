@@ -13,8 +13,8 @@ import pytest
 
 from audit import archive as archiving
 from audit import columns, compact, details, digest, log_range, log_rows
-from audit.checks.carry_out import Asked
-from audit.transaction_audit import Scope, carry_out
+from audit.checks.run import Asked
+from audit.transaction_audit import Scope, run
 from audit.verdicts import FAIL_ON
 from audit.watch import Watch
 from audit.watch_state import StateFolder
@@ -74,7 +74,7 @@ def test_a_store_on_s3_is_audited_with_its_queues_its_index_and_its_damage(spark
     found, where = log_range.find_log(s3.uri("store")), s3.uri("store")
     wanted = details.Wanted(uri=s3.uri("rows"), run_id="rpt_1", files=1)
 
-    report = carry_out(spark, where, Scope(), found=found, asked=Asked(("queues", "index", "positions")), rows=wanted).report
+    report = run(spark, where, Scope(), found=found, asked=Asked(("queues", "index", "positions")), rows=wanted).report
 
     assert report["findings"]["by_verdict"].keys() >= {"damaged", *planted_checks.SPOILED}
     assert report["balanced"] is True
@@ -95,7 +95,7 @@ def test_an_archive_on_s3_outlives_retention_as_bytes_and_as_rows(spark, tmp_pat
     archive, compacted = s3.uri("archive"), s3.uri("compacted")
 
     def audited(*where: str) -> dict:
-        return carry_out(spark, where, Scope(), found=log_range.find_log(where), asked=Asked(())).report
+        return run(spark, where, Scope(), found=log_range.find_log(where), asked=Asked(())).report
 
     before = audited(store)
     copied = archiving.archive(log_range.find_log(store), archive)

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from audit import log_range
-from audit.checks import carry_out as checks
+from audit.checks import run as checks
 from audit.checks.kinds import KINDS
 from audit.java import JavaNotFound
 from audit.log_files import LogReader
@@ -202,7 +202,7 @@ def test_where_a_crash_has_left_nothing_wrong_the_checks_find_nothing(tmp_path):
                     continue
                 store = copied(disk, tmp_path / str(seed))
 
-                found = checks.carry_out(spark, log_range.find_log(str(store)), split_bytes=4_000)
+                found = checks.run(spark, log_range.find_log(str(store)), split_bytes=4_000)
 
                 items = [item for one in found.values() for item in one.items]
                 assert not [item for item in items if KINDS[item["verdict"]].is_fault], seed

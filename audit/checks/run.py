@@ -51,7 +51,7 @@ class Asked(NamedTuple):
 EVERYTHING = Asked()
 
 
-def carry_out(
+def run(
     spark: SparkSession,
     log: Log,
     asked: Asked = EVERYTHING,
