@@ -4,7 +4,7 @@ What a snapshot of the table says to reflect of the lease topic is counted messa
 lacks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -13,11 +13,10 @@ from delivery.lease_snapshot import TableDump
 from delivery.lease_table import LeaseTable
 from delivery.moment import Moment
 from storage.clock import Clock
+from storage.derived_table import DerivedTable, OnDamage
 from storage.errors import MessagingError
-from storage.journal import Replay
 from storage.message import Appended, Durability, Message, Placed
-from storage.offset_set import OffsetSet
-from storage.store import MessageStore, RowAppends, Snapshot, Snapshots, SyncedPosition
+from storage.store import MessageStore, RowAppends, SyncedPosition
 from storage.turns import Changes
 
 SNAPSHOT = "leases"
@@ -32,8 +31,7 @@ class LeaseJournal:
         self.store = store
         self.clock = clock
         self.table = LeaseTable()
-        self._applied = OffsetSet()
-        self._kept_end = 0
+        self._log = DerivedTable(store, SNAPSHOT, {LEASE_QUEUE: OnDamage.REFUSE})
         self.changes = Changes()
         self._row_store = store if isinstance(store, RowAppends) else None
 
@@ -51,15 +49,11 @@ class LeaseJournal:
         """
         now_ms = self.clock.wall_ms()
         notes = [event_message(event, now_ms=now_ms) for event in events]
-        appended = await self.store.append([*messages, *notes], durability=durability, from_reserve=not messages)
-        if durability is Durability.SYNCED and not appended[-1].durable and isinstance(self.store, SyncedPosition):
-            # The sync takes longer than the engine's limit, and an acknowledgement is not answered before it is on disk.
-            await self.store.wait_durable(appended[-1])
+        appended = await self._log.append([*messages, *notes], durability=durability, from_reserve=not messages)
         now = self.now()
-        for event, place in zip(events, appended[len(messages) :], strict=True):
-            if applies:
-                self.table.apply(event, now)
-            self._applied.add(place.queue_offset)
+        for event in events if applies else ():
+            self.table.apply(event, now)
+        self._log.count(appended[len(messages) :])
         return appended[: len(messages)]
 
     @property
@@ -104,10 +98,9 @@ class LeaseJournal:
             self.changes.end_many(1)
             try:
                 now = self.now()
-                for event, queue_offset in zip(events, placed.queue_offsets, strict=True):
-                    if applies:
-                        self.table.apply(event, now)
-                    self._applied.add(queue_offset)
+                for event in events if applies else ():
+                    self.table.apply(event, now)
+                self._log.count_offsets(LEASE_QUEUE, placed.queue_offsets)
             except Exception as error:  # noqa: BLE001 - the one who asked is told
                 failed(error)
             else:
@@ -125,26 +118,20 @@ class LeaseJournal:
     async def start(self) -> int:
         """Give the table back from the last snapshot and the log; the number of events replayed."""
         await self.store.create_topic(LEASE_QUEUE.topic, queue_count=1)
-        snapshot = await self.store.load_snapshot(SNAPSHOT) if isinstance(self.store, Snapshots) else None
-        begin = (await self.store.offsets(LEASE_QUEUE)).first
-        if snapshot is not None:
-            self.table.load(_dump_decoder.decode(snapshot.data), self.now())
-            begin = max(begin, snapshot.positions[LEASE_QUEUE])
-        replay = Replay(self.store, LEASE_QUEUE, begin, read_event)
-        async for _, event in replay:
+        data = await self._log.load()
+        if data is not None:
+            self.table.load(_dump_decoder.decode(data), self.now())
+        count = 0
+        async for event in self._log.replay(LEASE_QUEUE, read_event):
             self.table.apply(event, self.now())
-        self._applied.restart(replay.end)
-        self._kept_end = begin
-        return replay.end - begin
+            count += 1
+        return count
 
     async def save_snapshot(self) -> int:
-        """Keep the table, so that a start replays only what came later; how many bytes, 0 where nothing is new."""
-        end = self._applied.prefix
-        if not isinstance(self.store, Snapshots) or end == self._kept_end:
-            return 0
-        # In one go, so that the table is of one moment: a million unsettled messages are 20 MB of arrays to copy.
-        data = msgspec.msgpack.encode(self.table.dump(self.now()))
-        snapshot = Snapshot((data,), {LEASE_QUEUE: end})
-        await self.store.save_snapshot(SNAPSHOT, snapshot)
-        self._kept_end = end
-        return snapshot.size_bytes
+        """Save the table, so that a start replays only later events. The number of bytes; 0 if nothing has changed."""
+
+        def encode() -> Iterator[bytes]:
+            # In one piece, so that the table is of one time: a million unsettled messages are 20 MB of arrays to copy.
+            yield msgspec.msgpack.encode(self.table.dump(self.now()))
+
+        return await self._log.save_snapshot(encode)
