@@ -38,6 +38,26 @@ DONE = [
             "webhooks",
         )
     ],
+    *[
+        f"app/{name}.py"
+        for name in (
+            "answering",
+            "codec",
+            "did_you_mean",
+            "exchange",
+            "loops",
+            "middleware",
+            "observability",
+            "openapi",
+            "problems",
+            "sent_key_table",
+            "sent_keys",
+            "services",
+            "settings",
+            "topic_deletions",
+            "wiring",
+        )
+    ],
     "audit",
     "cli",
     "client",
