@@ -56,9 +56,12 @@ class Connections:
     def serves(self, connection: Connection, path: str) -> bool:
         """A request begins: may it be served?"""
         self._idle.pop(connection, None)
-        if connection in self._beyond and len(self._open) - len(self._beyond) < self.limit:
+        if connection not in self._beyond:
+            return True
+        if len(self._open) - len(self._beyond) < self.limit:
             self._beyond.discard(connection)
-        return connection not in self._beyond or path in _ALWAYS or path.startswith(_OPERATORS)
+            return True
+        return path in _ALWAYS or path.startswith(_OPERATORS)
 
     def answered(self, connection: Connection) -> None:
         """The request is answered; the connection waits for the next one."""
