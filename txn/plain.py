@@ -40,7 +40,7 @@ class PlainBegin(msgspec.Struct, gc=False):
     producer_group: str
     queue: QueueId
     message_id: str
-    attributes: bytes
+    attributes: str
     key: str | None
     body: bytes
     tags_code: int
@@ -105,13 +105,13 @@ class PlainTransactions:
         for one in asked:
             topic, number = one.queue
             own = (
+                f"UNIQ_KEY\x01{one.message_id}\x02{one.attributes}"
                 f"{properties.REAL_TOPIC}\x01{topic}\x02{properties.REAL_QUEUE}\x01{number}\x02"
                 f"{properties.PRODUCER_GROUP}\x01{one.producer_group}\x02"
                 f"{properties.TRANSACTION_MARK}\x01true\x02"
                 f"{properties.TRANSACTION_ID}\x01{one.transaction_id}\x02{end}"
             )
-            own_bytes = b"UNIQ_KEY\x01%b\x02%b%b" % (one.message_id.encode(), one.attributes, own.encode())
-            rows.append((HALF_QUEUE, own_bytes, one.body, one.tags_code, now_ms, _NONE, 0))
+            rows.append((HALF_QUEUE, own.encode(), one.body, one.tags_code, now_ms, _NONE, 0))
 
         def stored(placed: Placed) -> None:
             self._turns.end_many(len(asked))
@@ -150,12 +150,12 @@ class PlainTransactions:
             self._table.add(transaction, (message,))
             halves.append(half_offset)
             own = (
+                f"UNIQ_KEY\x01{one.message_id}\x02{one.attributes}"
                 f"{properties.PRODUCER_GROUP}\x01{one.producer_group}\x02"
                 f"{properties.TRANSACTION_MARK}\x01true\x02"
                 f"{properties.TRANSACTION_ID}\x01{one.transaction_id}\x02"
             )
-            own_bytes = b"UNIQ_KEY\x01%b\x02%b%b" % (one.message_id.encode(), one.attributes, own.encode())
-            final: Row = (one.queue, own_bytes, one.body, one.tags_code, row[4], _COMMIT, log_offset)
+            final: Row = (one.queue, own.encode(), one.body, one.tags_code, row[4], _COMMIT, log_offset)
             self._keep(one.transaction_id, Kept(transaction, message, final))
         self._journal.note_appended(HALF_QUEUE, halves)
         self._journal.owe()

@@ -42,7 +42,7 @@ class HotSends:
             if asked.body_bytes > services.max_body_values:
                 return False
             topic = services.topics.get(asked.parts[0])
-            given = _decode(memoryview(data)[body_at:])
+            given = _decode(data[body_at:])
         except (MessagingError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return False
         message = plain_of(given, topic, "normal", depth=1)
@@ -59,8 +59,8 @@ class HotSends:
             rows: list[Row] = []
             for message_id, one in zip(ids, taken, strict=True):
                 message = one.message
-                own = b"UNIQ_KEY\x01%b\x02%b" % (message_id.encode(), message.attributes)
-                rows.append((one.queue, own, message.body, message.tags_code, now_ms, _NONE, 0))
+                own = f"UNIQ_KEY\x01{message_id}\x02{message.attributes}"
+                rows.append((one.queue, own.encode(), message.body, message.tags_code, now_ms, _NONE, 0))
 
             def answer(placed: Placed) -> None:
                 status = 202 if is_late(services, placed.durable, durability) else 201

@@ -4,6 +4,7 @@ Most messages are plain. They are checked and made ready in a tenth of the time 
 them; a message that is not plain, or wrong, is left to it.
 """
 
+from functools import lru_cache
 from typing import Annotated, Literal
 
 import msgspec
@@ -44,23 +45,25 @@ class Plain(msgspec.Struct, gc=False):
     """
 
     body: bytes
-    attributes: bytes
+    attributes: str
     tags_code: int
 
 
 def plain_of(given: PlainInput, topic: Topic, kind: MessageType, *, depth: int) -> Plain | None:
     """The message; None where `build.py` has to look at it. `depth`: how deep in the request it stands."""
-    if topic.payload_schema is not None or kind not in topic.settings.message_types:
+    settings = topic.settings
+    if topic.payload_schema is not None or kind not in settings.message_types:
         return None
-    key, tag, payload, attributes = given.key, given.tag, given.payload, ""
+    key, tag, payload, attributes, tags_code = given.key, given.tag, given.payload, "", 0
+    if tag is not UNSET:
+        known = _tag_item(tag)
+        if known is None:
+            return None
+        attributes, tags_code = known
     if key is not UNSET:
         if not key.isprintable() or " " in key:
             return None
-        attributes = f"KEYS\x01{key}\x02"
-    if tag is not UNSET:
-        if not tag.isprintable() or " " in tag or "|" in tag:
-            return None
-        attributes = f"{attributes}TAGS\x01{tag}\x02"
+        attributes = f"KEYS\x01{key}\x02{attributes}"
     if given.json is UNSET:
         if payload is UNSET:
             return None
@@ -73,6 +76,14 @@ def plain_of(given: PlainInput, topic: Topic, kind: MessageType, *, depth: int) 
         attributes += JSON_PROPERTY
     else:
         return None
-    if len(body) > topic.settings.max_message_bytes:
+    if len(body) > settings.max_message_bytes:
         return None
-    return Plain(body, attributes.encode(), queue_entry.tag_hash(None if tag is UNSET else tag))
+    return Plain(body, attributes, tags_code)
+
+
+@lru_cache(maxsize=4096)
+def _tag_item(tag: str) -> tuple[str, int] | None:
+    """The property item of a tag, and its hash for the queue entry; None where the tag is not plain."""
+    if not tag.isprintable() or " " in tag or "|" in tag:
+        return None
+    return f"TAGS\x01{tag}\x02", queue_entry.tag_hash(tag)

@@ -65,7 +65,7 @@ class HotBegins:
             services = self._parts.get_services()
             if asked.body_bytes > services.max_body_values:
                 return False
-            given = _decode(memoryview(data)[body_at:])
+            given = _decode(data[body_at:])
             (one,) = given.messages
             topic = services.topics.get(one.topic)
             group = services.producer_groups.find(given.producer_group)

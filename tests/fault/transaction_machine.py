@@ -382,7 +382,7 @@ class TransactionMachine(RuleBasedStateMachine):
 
     async def _begin_plainly(self, txn: Txn) -> None:
         (message,) = txn.messages
-        asked = PlainBegin(txn.transaction_id, txn.group, message.queue, message.message_id, b"", None, message.body, 0)
+        asked = PlainBegin(txn.transaction_id, txn.group, message.queue, message.message_id, "", None, message.body, 0)
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         assert self.coordinator.plain is not None
         self.coordinator.plain.begin(
