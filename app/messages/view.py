@@ -7,7 +7,6 @@ decoded and encoded by its struct; both ways make the same bytes.
 import binascii
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import chain, repeat
 from operator import add
 from typing import Any, TypeVar, cast
 
@@ -143,21 +142,25 @@ def joined(columns: Columns, *ends: _Column) -> bytes | None:
     place, offsets = _each(columns.queues, _place), codec.encode(list(columns.queue_offsets))[1:-1].split(b",")
     times = _each(list(zip(columns.born_at_ms, columns.stored_at_ms, strict=True)), _times)
     parts = [b',{"message_id":"', ids, place, offsets, *attributes, front, b'"', payloads, b'"', behind, times, *ends]
-    return _interleaved(parts)[1:]
+    return _interleaved(parts, len(matched))[1:]
 
 
-def _interleaved(columns: Iterable["_Column"]) -> bytes:
-    """The first item of each column, the second of each and so on. At least one of them has several items."""
-    merged: list[Iterable[bytes]] = []
+def _interleaved(columns: Iterable["_Column"], count: int) -> bytes:
+    """The first item of each column, the second of each and so on; a column of items has so many."""
+    merged: list[Sequence[bytes]] = []
     constant = b""  # all that is the same for all messages, since the column before
     for column in columns:
         if isinstance(column, bytes):
             constant += column
         else:
-            merged += (repeat(constant), column)
+            merged += ([constant] * count, column)
             constant = b""
-    merged.append(repeat(constant))
-    return b"".join(chain.from_iterable(zip(*merged, strict=False)))
+    merged.append([constant] * count)
+    width = len(merged)
+    items = [b""] * (width * count)
+    for at, column in enumerate(merged):
+        items[at::width] = column
+    return b"".join(items)
 
 
 def _column(items: Sequence[bytes]) -> "_Column":
