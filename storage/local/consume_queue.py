@@ -265,8 +265,13 @@ class QueueFiles:
             return recent
         path, at = self._place(queue.id, queue_offset)
         length = min(min(count, queue.recent_from - queue_offset) * ENTRY_BYTES, self._file_bytes - at)
-        with self._handles.use_open(path) as file:
-            return None if file is None else file.read_cached(at, length)
+        handle = self._handles.acquire_open(path)
+        if handle is None:
+            return None
+        try:
+            return handle.file.read_cached(at, length)
+        finally:
+            self._handles.release(handle)
 
     def read_now(self, queue: ConsumeQueue, queue_offsets: Iterable[int]) -> list[QueueEntry | None]:
         """The entry at each of these offsets; None where the disk must be asked."""
