@@ -11,7 +11,7 @@ from delivery.attempts import Attempts
 from delivery.due_wheel import DueWheel
 from delivery.queue_leases import QueueLeases
 from delivery.retries import Retries
-from delivery.slots import QueueSlots, State
+from delivery.slots import LEASED, QueueSlots, State
 from storage.message import QueueId
 from storage.offset_set import OffsetSet
 
@@ -99,7 +99,7 @@ class GroupLeases:
 
     def lend(self, queue: QueueLeases, first: int, count: int, *, attempt: int, lease: int, deadline_ms: int) -> None:
         """These messages, one behind another, are lent until then, for this attempt."""
-        queue.slots.put(first, count, State.LEASED, attempt=attempt, lease=lease, deadline_ms=deadline_ms)
+        queue.slots.put(first, count, LEASED, attempt=attempt, lease=lease, deadline_ms=deadline_ms)
         self.wheel.add(deadline_ms, queue.index, first, count)
 
     def extend(self, queue: QueueLeases, offset: int, deadline_ms: int) -> None:

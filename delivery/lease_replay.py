@@ -13,10 +13,14 @@ from delivery.lease_events import AnyLeaseEvent, Run
 from delivery.moment import Moment
 from delivery.slots import State
 
+_SETTLING = (events.Acked, events.DeadLettered, events.Discarded)
+
 
 def apply(leases: GroupLeases, event: AnyLeaseEvent, now: Moment) -> None:
     """Any event of the group but that it was deleted."""
-    if isinstance(event, events.Leased):
+    if isinstance(event, _SETTLING):  # most often
+        _settle(leases, event.runs)
+    elif isinstance(event, events.Leased):
         apply_leased(leases, event, now)
     elif isinstance(event, events.Retried):
         if _settle(leases, event.runs):
@@ -28,8 +32,6 @@ def apply(leases: GroupLeases, event: AnyLeaseEvent, now: Moment) -> None:
             leases.dead_letters_gone.add(offset)
     elif isinstance(event, events.Purged):
         leases.dead_letters_gone.add_below(event.before)
-    elif isinstance(event, events.Acked | events.DeadLettered | events.Discarded):
-        _settle(leases, event.runs)
     elif isinstance(event, events.Skipped):
         _apply_skipped(leases, event)
     elif isinstance(event, events.Damaged):

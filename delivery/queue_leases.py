@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from delivery.key_order import KeyOrder
 from delivery.lease_events import Run
 from delivery.receipt import queue_hash
-from delivery.slots import HELD, QueueSlots, State
+from delivery.slots import HELD, OPEN, QueueSlots, State
 from storage.formats import names
 from storage.message import QueueId
 
@@ -65,7 +65,7 @@ class QueueLeases:
     @property
     def has_only_new(self) -> bool:
         """Is what may be leased next that which was not looked at yet, in any order?"""
-        return self.is_learned and self.order is None and not self.slots.counts[State.OPEN]
+        return self.is_learned and self.order is None and not self.slots.counts[OPEN]
 
     @property
     def ready(self) -> int:

@@ -29,6 +29,9 @@ class State(IntEnum):
 
 HELD = (State.LEASED, State.ACKING, State.MOVING, State.WAITING)
 
+# For what each receive and acknowledgement asks: Python 3.11 calls a function for each member that is looked up in its class.
+OPEN, LEASED, _SETTLED = State.OPEN, State.LEASED, State.SETTLED
+
 
 class Slot(NamedTuple):
     """One unsettled message. `deadline_ms`: on the monotonic clock, of the lease or of the wait."""
@@ -91,12 +94,7 @@ class QueueSlots:
         """Does this lease hold the message now?"""
         chunk = self._chunks.get(offset >> _BITS)
         at = offset & _MASK
-        return (
-            chunk is not None
-            and chunk.leases[at] == lease
-            and chunk.states[at] == State.LEASED
-            and chunk.deadlines[at] > now_ms
-        )
+        return chunk is not None and chunk.leases[at] == lease and chunk.states[at] == LEASED and chunk.deadlines[at] > now_ms
 
     def __iter__(self) -> Iterator[Slot]:
         """The unsettled messages, by offset."""
@@ -159,7 +157,7 @@ class QueueSlots:
         chunk = self._chunks.get(first >> _BITS)
         at = first & _MASK
         is_here = first + count <= self.cursor and at + count <= CHUNK
-        if is_here and (chunk is None or chunk.states.count(State.SETTLED, at, at + count) == count):
+        if is_here and (chunk is None or chunk.states.count(_SETTLED, at, at + count) == count):
             return [True] * count
         return [self.is_settled(offset) for offset in range(first, first + count)]
 
@@ -170,7 +168,7 @@ class QueueSlots:
 
     @property
     def unsettled(self) -> int:
-        return sum(self.counts) - self.counts[State.SETTLED]
+        return sum(self.counts) - self.counts[_SETTLED]
 
     # --------------------------------------------------------------------------------------------------------- changes
 
@@ -195,7 +193,7 @@ class QueueSlots:
             chunk.deadlines[at:end] = array("q", (deadline_ms,)) * size
             first += size
             count -= size
-        self.counts[State.SETTLED] = 0
+        self.counts[_SETTLED] = 0
 
     def set_state(self, offset: int, state: State) -> None:
         """Of an unsettled message; not to SETTLED."""
@@ -210,12 +208,12 @@ class QueueSlots:
         chunk = self._chunks.get(first >> _BITS)
         at = first & _MASK
         end = at + count
-        if chunk is None or end > CHUNK or chunk.states.count(State.LEASED, at, end) != count:
+        if chunk is None or end > CHUNK or chunk.states.count(LEASED, at, end) != count:
             return False
         if chunk.leases[at:end].count(lease) != count or min(chunk.deadlines[at:end]) <= now_ms:
             return False
         chunk.states[at:end] = bytes((state,)) * count
-        self.counts[State.LEASED] -= count
+        self.counts[LEASED] -= count
         self.counts[state] += count
         return True
 

@@ -11,7 +11,7 @@ from delivery import retry_message
 from delivery.group_leases import GroupLeases
 from delivery.lease_events import LeasedRun, Scan
 from delivery.queue_leases import QueueLeases
-from delivery.slots import State
+from delivery.slots import OPEN
 from storage.errors import StorageFull
 from storage.formats.stored_record import Found, StoredRecord, body_bytes_of, message_of
 from storage.message import StoredMessage
@@ -115,8 +115,8 @@ def scans_of(leases: GroupLeases) -> tuple[list[Scan], list[LeasedRun]]:
             continue
         scans.append(Scan(*queue.queue, begin, end))
         queue.logged_end = end
-        if slots.counts[State.OPEN]:
-            left += [(queue, slot.offset, slot.attempt) for slot in slots.in_states((State.OPEN,), begin)]
+        if slots.counts[OPEN]:
+            left += [(queue, slot.offset, slot.attempt) for slot in slots.in_states((OPEN,), begin)]
     return scans, list(_runs(iter(left)))
 
 
