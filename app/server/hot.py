@@ -158,14 +158,18 @@ class HotTurn(Generic[T]):
         self._count -= len(taken)
         try:
             self._do(self._parts.get_services(), taken, begun)
-        except Exception as error:
-            if not isinstance(error, MessagingError):
-                log.exception("hot_operation_failed", operation=self._operation_id)
+        except Exception as error:  # noqa: BLE001
             # One of them may be the reason, a topic that was deleted since, say: each finds out for itself.
-            self._let_go(taken)
-            self._release(taken)
-            for one in taken:
-                one.connection.read_again(one.data)
+            self.leave(taken, error)
+
+    def leave(self, taken: list[T], error: Exception | None = None) -> None:
+        """Leave requests of which nothing was done to their handlers. `error`: what was raised, if anything was."""
+        if error is not None and not isinstance(error, MessagingError):
+            log.error("hot_operation_failed", operation=self._operation_id, exc_info=error)
+        self._let_go(taken)
+        self._release(taken)
+        for one in taken:
+            one.connection.read_again(one.data)
 
     def ending(self, taken: Sequence[T], then: Callable[[R], None]) -> Callable[[R], None]:
         """`then`, which answers; if it raises, the connections are closed, as their clients would wait for ever."""

@@ -46,6 +46,29 @@ def test_a_connection_is_still_answered_when_its_request_was_refused_in_the_turn
     assert again == [b"201"] * MANY
 
 
+def test_sends_of_one_turn_are_answered_each_by_itself_whatever_the_others_ask_for(tmp_path):
+    """Topics and durabilities differ, a key and a tag are wrong, and one topic is reserved."""
+    plain, durable = [b'{"payload":"x","require_durability":"%b"}' % word for word in (b"buffered", b"synced")]
+    bills, reserved = SEND.replace("orders", "bills"), SEND.replace("orders", "rmq_sys_x")
+    wanted = [(SEND, plain, "buffered"), (SEND, durable, "synced"), (bills, plain, "buffered"), (reserved, plain, 422)]
+    wanted += [(bills, b'{"payload":"z","key":"a b"}', 422), (SEND, b'{"payload":"z","tag":""}', 422)]
+    wanted += [(SEND, plain, "buffered")]
+
+    async def play(way: Way) -> tuple[list[Any], int]:
+        for path, body, _ in wanted:  # the head of a refused request is not learned
+            await way.ask(post(path, body.replace(b"a b", b"abc")))
+        taken = way.taken
+        asked = [way.ask(post(path, body), connection=number) for number, (path, body, _) in enumerate(wanted)]
+        bodies = [json.loads(one.partition(b"\r\n\r\n")[2]) for one in await asyncio.gather(*asked)]
+        return [(one.get("durability") or one["status"], one.get("topic")) for one in bodies], way.taken - taken
+
+    answered, taken = played(Way(tmp_path, is_direct=True), play)
+
+    assert [what for what, _ in answered] == [what for _, _, what in wanted]
+    assert [topic for _, topic in answered] == ["orders", "orders", "bills", None, None, None, "orders"]
+    assert taken == len(wanted) - 1, "all but the empty tag, which is wrong as it stands"
+
+
 def test_a_transaction_that_was_taken_is_decided_though_others_have_its_place_in_memory_by_then(tmp_path, monkeypatch):
     monkeypatch.setattr(plain_transactions, "_KEPT_BYTES", 2_500)
     body = b'{"producer_group":"shop","messages":[{"topic":"orders","message":{"payload":"x"}}]}'

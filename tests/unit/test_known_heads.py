@@ -2,14 +2,18 @@
 
 import asyncio
 
+import pytest
+
 from tests.support.two_ways import Way
 
 KEY = "a key that nobody guesses"
 BODY = b'{"payload":"x"}'
+BATCH = b'{"entries":[{"message":{"payload":"x"}}]}'
 
 
-def head(*more: bytes) -> bytes:
-    lines = [b"POST /v1/topics/orders/messages HTTP/1.1", b"Host: localhost", b"Content-Length: %d" % len(BODY), *more]
+def head(*more: bytes, path: bytes = b"", body: bytes = BODY) -> bytes:
+    line = b"POST /v1/topics/orders/messages%b HTTP/1.1" % path
+    lines = [line, b"Host: localhost", b"Content-Length: %d" % len(body), *more]
     return b"\r\n".join([*lines, b"", b""])
 
 
@@ -119,18 +123,20 @@ def test_a_pull_that_fails_at_once_is_answered_by_its_handler(tmp_path):
     assert asyncio.run(ask()) == ([b"201", b"200", b"200", b"200"], 0)
 
 
-def test_a_request_that_cannot_be_taken_at_once_is_answered_by_its_handler(tmp_path):
+@pytest.mark.parametrize(("path", "body", "taken"), [(b"", BODY, 1), (b"/batch", BATCH, 0)])
+def test_a_request_that_cannot_be_done_in_its_turn_is_answered_by_its_handler(tmp_path, path, body, taken):
     def fail(*_: object) -> None:
         raise OSError(24, "too many open files")
 
     async def ask() -> tuple[list[bytes], int]:
         async with Way(tmp_path, is_direct=True) as way:
-            asked = [await way.ask(head() + BODY) for _ in range(2)]
-            taken, way.services.topics.get = way.taken, fail  # type: ignore[method-assign]
-            asked.append(await way.ask(head() + BODY))
-            return [one[9:12] for one in asked], way.taken - taken
+            request = head(path=path, body=body) + body
+            asked = [await way.ask(request) for _ in range(2)]
+            before, way.services.topics.get = way.taken, fail  # type: ignore[method-assign]
+            asked.append(await way.ask(request))
+            return [one[9:12] for one in asked], way.taken - before
 
-    assert asyncio.run(ask()) == ([b"201"] * 3, 0)
+    assert asyncio.run(ask()) == ([b"201"] * 3, taken)
 
 
 def test_a_client_that_takes_no_answers_gets_no_more_pulls(tmp_path):
