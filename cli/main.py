@@ -2,6 +2,7 @@
 
 import gc
 import sys
+from inspect import cleandoc
 from pathlib import Path
 from typing import Annotated
 
@@ -69,6 +70,19 @@ def openapi(
 
 
 app.command()(store.dump)
+
+
+def _join_lines(commands: typer.Typer) -> None:
+    """Show each paragraph of a docstring as one: the terminal wraps it, not this source."""
+    for command in commands.registered_commands:
+        paragraphs = cleandoc(getattr(command.callback, "__doc__", None) or "").split("\n\n")
+        command.help = "\n\n".join([" ".join(one.split()) for one in paragraphs])
+    for group in commands.registered_groups:
+        if group.typer_instance is not None:
+            _join_lines(group.typer_instance)
+
+
+_join_lines(app)
 
 
 def main() -> None:

@@ -42,18 +42,23 @@
         ├── LogTakenAway            .path   final, too: segments were removed under the service
         └── FlushFailed             final: the store closes and the process exits with 74
 
-The first docstring line says what happened and is the default text. What each becomes over HTTP: `app/problems.py`.
+The first paragraph of a docstring says what happened and is the default text. What each becomes over HTTP: `app/problems.py`.
 """
 
 from collections.abc import Mapping
+from inspect import cleandoc
 from pathlib import PurePath
+
+
+def _first_paragraph(kind: type) -> str:
+    return " ".join(cleandoc(kind.__doc__ or "").partition("\n\n")[0].split())
 
 
 class MessagingError(Exception):
     """Something went wrong."""
 
     def __init__(self, detail: str | None = None) -> None:
-        super().__init__(detail if detail is not None else (type(self).__doc__ or "").partition("\n")[0])
+        super().__init__(detail if detail is not None else _first_paragraph(type(self)))
 
     @property
     def detail(self) -> str:

@@ -54,10 +54,9 @@ def test_the_house_raises_an_error_of_its_tree_or_one_of_our_own_mistakes():
                 assert dotted(what) not in ("Exception", "BaseException"), f"{path}:{node.lineno}"
 
 
-def test_the_first_line_of_every_error_is_a_sentence():
-    """It is the default text that a client is told."""
+def test_the_first_paragraph_of_every_error_is_its_default_text_in_one_line():
     for kind in tree(MessagingError):
-        first = (kind.__doc__ or "").partition("\n")[0]
+        first = " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
         assert first.endswith("."), kind.__name__
         assert first[0].isupper(), kind.__name__
 
